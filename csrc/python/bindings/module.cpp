@@ -1,0 +1,3 @@
+#include "python/pch.h"
+
+PYBIND11_MODULE(_C, m) { m.doc() = "kiln's C++ core."; }

@@ -1,0 +1,53 @@
+#pragma once
+#include <Python.h>
+
+#include <memory>
+#include <unordered_set>
+#include <vector>
+
+#include "graph/graph.h"
+#include "python/capture/recipe.h"
+#include "python/guards/guard.h"
+
+struct _PyInterpreterFrame;
+
+namespace kiln::capture {
+
+/// An input of the captured graph: a tensor found by `source`.
+struct GraphInput {
+  guards::SourcePtr source;
+  std::string name;  // as the graph's placeholder
+};
+
+/// All that one captured region yields. Plain data; holds references, so it lives and dies under the GIL.
+struct CaptureResult {
+  std::vector<guards::Guard> guards;                // in the order of observation
+  std::shared_ptr<graph::Graph> traced;             // ATen ops above autograd; null if the region has no tensor op
+  std::shared_ptr<graph::Graph> torch_level;        // the same program as the user wrote it, for fx
+  std::vector<py::Ref> torch_targets;               // op "target::N" of torch_level calls torch_targets[N]
+  std::vector<GraphInput> inputs;                   // one per placeholder of both graphs
+  std::vector<py::Ref> example_inputs;              // the real tensors of this call, in the order of `inputs`
+  std::vector<SideEffect> side_effects;
+  Exit exit;
+  int64_t num_ops = 0;                              // torch-level calls recorded
+};
+
+/// Options of one kiln.compile call that capture needs.
+struct CaptureOptions {
+  bool fullgraph = false;
+  /// Offsets (root code) at which an earlier attempt found that it must break; capture breaks there at once.
+  std::unordered_set<int> break_at;
+};
+
+/// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call
+/// breaks. Throws Unsupported if the frame cannot be captured at all (run it in eager), InternalError on a bug,
+/// py::PythonError never (a user's exception becomes a break at the instruction that raised it).
+CaptureResult capture_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const CaptureOptions& options);
+
+/// True while this thread captures (torch.compiler.is_compiling-like queries, hook re-entry).
+bool is_capturing();
+/// Called by the PEP 523 hook for every Python frame that starts or resumes while is_capturing(): interprets the frame
+/// symbolically in place of CPython's evaluator. Same contract as _PyEval_EvalFrameDefault.
+PyObject* eval_captured_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, int throw_flag);
+
+}  // namespace kiln::capture

@@ -1,0 +1,1 @@
+"""kiln: a compiler for unmodified PyTorch programs."""
