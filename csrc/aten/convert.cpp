@@ -1,0 +1,317 @@
+#include "aten/convert.h"
+
+#include "aten/pch.h"
+#include "base/error.h"
+
+namespace kiln::aten {
+
+using graph::Arg;
+
+DType dtype_of(at::ScalarType t) {
+  switch (t) {
+    case at::kBool:
+      return DType::Bool;
+    case at::kByte:
+      return DType::UInt8;
+    case at::kChar:
+      return DType::Int8;
+    case at::kShort:
+      return DType::Int16;
+    case at::kInt:
+      return DType::Int32;
+    case at::kLong:
+      return DType::Int64;
+    case at::kHalf:
+      return DType::Float16;
+    case at::kBFloat16:
+      return DType::BFloat16;
+    case at::kFloat:
+      return DType::Float32;
+    case at::kDouble:
+      return DType::Float64;
+    case at::kComplexFloat:
+      return DType::Complex64;
+    case at::kComplexDouble:
+      return DType::Complex128;
+    default:
+      return DType::Opaque;
+  }
+}
+
+at::ScalarType scalar_type_of(DType t) {
+  switch (t) {
+    case DType::Bool:
+      return at::kBool;
+    case DType::UInt8:
+      return at::kByte;
+    case DType::Int8:
+      return at::kChar;
+    case DType::Int16:
+      return at::kShort;
+    case DType::Int32:
+      return at::kInt;
+    case DType::Int64:
+      return at::kLong;
+    case DType::Float16:
+      return at::kHalf;
+    case DType::BFloat16:
+      return at::kBFloat16;
+    case DType::Float32:
+      return at::kFloat;
+    case DType::Float64:
+      return at::kDouble;
+    case DType::Complex64:
+      return at::kComplexFloat;
+    case DType::Complex128:
+      return at::kComplexDouble;
+    case DType::Opaque:
+      break;
+  }
+  throw InternalError("an opaque dtype has no scalar type");
+}
+
+graph::Device device_of(const c10::Device& d) {
+  using T = graph::DeviceType;
+  const T type = d.is_cpu() ? T::CPU : d.is_cuda() ? T::CUDA : d.is_meta() ? T::Meta : T::Other;
+  return {type, type == T::CPU ? static_cast<int8_t>(-1) : static_cast<int8_t>(d.index())};
+}
+
+c10::Device to_device(const graph::Device& d) {
+  switch (d.type) {
+    case graph::DeviceType::CPU:
+      return c10::Device(c10::kCPU);
+    case graph::DeviceType::CUDA:
+      return c10::Device(c10::kCUDA, d.index);
+    case graph::DeviceType::Meta:
+      return c10::Device(c10::kMeta);
+    case graph::DeviceType::Other:
+      break;
+  }
+  throw Unsupported("a device that kiln does not know");
+}
+
+at::MemoryFormat to_memory_format(graph::MemoryFormat f) {
+  switch (f) {
+    case graph::MemoryFormat::Contiguous:
+      return at::MemoryFormat::Contiguous;
+    case graph::MemoryFormat::Preserve:
+      return at::MemoryFormat::Preserve;
+    case graph::MemoryFormat::ChannelsLast:
+      return at::MemoryFormat::ChannelsLast;
+    case graph::MemoryFormat::ChannelsLast3d:
+      return at::MemoryFormat::ChannelsLast3d;
+  }
+  throw InternalError("bad memory format");
+}
+
+graph::MemoryFormat memory_format_of(at::MemoryFormat f) {
+  switch (f) {
+    case at::MemoryFormat::Contiguous:
+      return graph::MemoryFormat::Contiguous;
+    case at::MemoryFormat::Preserve:
+      return graph::MemoryFormat::Preserve;
+    case at::MemoryFormat::ChannelsLast:
+      return graph::MemoryFormat::ChannelsLast;
+    case at::MemoryFormat::ChannelsLast3d:
+      return graph::MemoryFormat::ChannelsLast3d;
+    default:
+      throw Unsupported("a memory format that kiln does not know");
+  }
+}
+
+at::Layout to_layout(graph::Layout l) {
+  switch (l) {
+    case graph::Layout::Strided:
+      return at::kStrided;
+    case graph::Layout::Sparse:
+      return at::kSparse;
+    case graph::Layout::Mkldnn:
+      return at::kMkldnn;
+    case graph::Layout::Other:
+      break;
+  }
+  throw Unsupported("a layout that kiln does not know");
+}
+
+graph::Layout layout_of(at::Layout l) {
+  switch (l) {
+    case at::kStrided:
+      return graph::Layout::Strided;
+    case at::kSparse:
+      return graph::Layout::Sparse;
+    case at::kMkldnn:
+      return graph::Layout::Mkldnn;
+    default:
+      return graph::Layout::Other;
+  }
+}
+
+graph::TensorMeta meta_of(const at::Tensor& t) {
+  graph::TensorMeta m;
+  m.dtype = dtype_of(t.scalar_type());
+  m.sizes = t.sizes().vec();
+  m.strides = t.strides().vec();
+  m.offset = t.storage_offset();
+  m.device = device_of(t.device());
+  m.requires_grad = t.requires_grad();
+  return m;
+}
+
+at::Tensor empty_of(const graph::TensorMeta& m) {
+  return at::empty_strided(m.sizes, m.strides, at::TensorOptions(scalar_type_of(m.dtype)).device(to_device(m.device)));
+}
+
+namespace {
+
+[[noreturn]] void misfit(const c10::TypePtr& type) {
+  throw InternalError("an argument does not fit the schema's type " + type->str());
+}
+
+at::Scalar to_scalar(const Arg& a, const c10::TypePtr& type) {
+  if (a.is<bool>()) return at::Scalar(a.as<bool>());
+  if (a.is<int64_t>()) return at::Scalar(a.as<int64_t>());
+  if (a.is<double>()) return at::Scalar(a.as<double>());
+  if (a.is<std::complex<double>>()) return at::Scalar(c10::complex<double>(a.as<std::complex<double>>()));
+  misfit(type);
+}
+
+c10::IValue list_ivalue(const Arg& arg, const c10::TypePtr& element, const TensorOf& tensor_of) {
+  // Schemas broadcast one number to a list ("int[2] stride=1").
+  const Arg::List one = arg.is_list() ? Arg::List{} : Arg::List{arg};
+  const Arg::List& items = arg.is_list() ? arg.list() : one;
+  const bool optional = element->kind() == c10::TypeKind::OptionalType;
+  const c10::TypePtr inner = optional ? element->expectRef<c10::OptionalType>().getElementType() : element;
+  switch (inner->kind()) {
+    case c10::TypeKind::TensorType:
+      if (optional) {
+        c10::List<std::optional<at::Tensor>> l;
+        l.reserve(items.size());
+        for (const Arg& a : items)
+          l.push_back(a.is_none() || !a.value() ? std::optional<at::Tensor>() : tensor_of(a.value()));
+        return l;
+      } else {
+        c10::List<at::Tensor> l;
+        l.reserve(items.size());
+        for (const Arg& a : items) l.push_back(a.is_none() || !a.value() ? at::Tensor() : tensor_of(a.value()));
+        return l;
+      }
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType: {
+      c10::List<int64_t> l;
+      l.reserve(items.size());
+      for (const Arg& a : items) l.push_back(a.to_int());
+      return l;
+    }
+    case c10::TypeKind::FloatType: {
+      c10::List<double> l;
+      l.reserve(items.size());
+      for (const Arg& a : items) l.push_back(a.to_double());
+      return l;
+    }
+    case c10::TypeKind::BoolType: {
+      c10::List<bool> l;
+      l.reserve(items.size());
+      for (const Arg& a : items) l.push_back(a.to_bool());
+      return l;
+    }
+    case c10::TypeKind::StringType: {
+      c10::List<std::string> l;
+      for (const Arg& a : items) l.push_back(a.as<std::string>());
+      return l;
+    }
+    default: {
+      c10::impl::GenericList l(inner);
+      l.reserve(items.size());
+      for (const Arg& a : items) l.push_back(to_ivalue(a, element, tensor_of));
+      return l;
+    }
+  }
+}
+
+}  // namespace
+
+c10::IValue to_ivalue(const Arg& arg, const c10::TypePtr& type, const TensorOf& tensor_of) {
+  if (type->kind() == c10::TypeKind::OptionalType) {
+    if (arg.is_none()) return {};
+    if (arg.is_value() && !arg.value()) return {};
+    return to_ivalue(arg, type->expectRef<c10::OptionalType>().getElementType(), tensor_of);
+  }
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      if (arg.is_none()) return at::Tensor();
+      if (!arg.is_value()) {
+        // A number where a tensor is expected: what the Python binding makes of `x + 2`.
+        at::Tensor t = at::scalar_to_tensor(to_scalar(arg, type));
+        t.unsafeGetTensorImpl()->set_wrapped_number(true);
+        return t;
+      }
+      return arg.value() ? tensor_of(arg.value()) : at::Tensor();
+    case c10::TypeKind::ListType:
+      return list_ivalue(arg, type->expectRef<c10::ListType>().getElementType(), tensor_of);
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      // ScalarType, MemoryFormat and Layout are ints in a schema.
+      if (arg.is<DType>()) return static_cast<int64_t>(scalar_type_of(arg.as<DType>()));
+      if (arg.is<graph::MemoryFormat>()) return static_cast<int64_t>(to_memory_format(arg.as<graph::MemoryFormat>()));
+      if (arg.is<graph::Layout>()) return static_cast<int64_t>(to_layout(arg.as<graph::Layout>()));
+      return arg.to_int();
+    case c10::TypeKind::ScalarTypeType:
+      return static_cast<int64_t>(scalar_type_of(arg.as<DType>()));
+    case c10::TypeKind::MemoryFormatType:
+      return static_cast<int64_t>(to_memory_format(arg.as<graph::MemoryFormat>()));
+    case c10::TypeKind::LayoutType:
+      return static_cast<int64_t>(to_layout(arg.as<graph::Layout>()));
+    case c10::TypeKind::FloatType:
+      return arg.to_double();
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return arg.to_bool();
+    case c10::TypeKind::NumberType:
+      return to_scalar(arg, type);
+    case c10::TypeKind::StringType:
+      return arg.as<std::string>();
+    case c10::TypeKind::DeviceObjType:
+      return to_device(arg.as<graph::Device>());
+    default:
+      misfit(type);
+  }
+}
+
+Arg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const ValueOf& value_of) {
+  if (v.isNone()) return {};
+  if (type->kind() == c10::TypeKind::OptionalType)
+    return from_ivalue(v, type->expectRef<c10::OptionalType>().getElementType(), value_of);
+  if (v.isTensor()) return v.toTensor().defined() ? Arg(value_of(v.toTensor())) : Arg();
+  switch (type->kind()) {
+    // Real schemas tell these apart from ints; the ints in a boxed call do not.
+    case c10::TypeKind::ScalarTypeType: {
+      const DType t = dtype_of(static_cast<at::ScalarType>(v.toInt()));
+      if (t == DType::Opaque) throw Unsupported("a dtype that kiln does not know");
+      return t;
+    }
+    case c10::TypeKind::MemoryFormatType:
+      return memory_format_of(static_cast<at::MemoryFormat>(v.toInt()));
+    case c10::TypeKind::LayoutType:
+      return layout_of(static_cast<at::Layout>(v.toInt()));
+    default:
+      break;
+  }
+  if (v.isBool()) return v.toBool();
+  if (v.isInt()) return v.toInt();
+  if (v.isDouble()) return v.toDouble();
+  if (v.isComplexDouble()) return static_cast<std::complex<double>>(v.toComplexDouble());
+  if (v.isString()) return v.toStringRef();
+  if (v.isDevice()) return device_of(v.toDevice());
+  if (v.isSymInt() || v.isSymFloat() || v.isSymBool()) throw Unsupported("a symbolic number as an argument");
+  if (v.isList()) {
+    const c10::TypePtr element = type->kind() == c10::TypeKind::ListType
+                                     ? type->expectRef<c10::ListType>().getElementType()
+                                     : c10::TypePtr(c10::AnyType::get());
+    Arg::List list;
+    for (const c10::IValue& item : v.toListRef()) list.push_back(from_ivalue(item, element, value_of));
+    return list;
+  }
+  throw Unsupported("an argument of kind " + v.tagKind());
+}
+
+}  // namespace kiln::aten

@@ -1,0 +1,41 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <optional>
+
+#include "graph/graph.h"
+
+// Between the graph's world and ATen's: dtypes, devices, metas, and arguments as IValues of a schema's types.
+namespace kiln::aten {
+
+/// kiln's dtype of a scalar type; DType::Opaque for the ones that kiln only passes on.
+DType dtype_of(at::ScalarType t);
+/// Throws InternalError for DType::Opaque, which stands for many types.
+at::ScalarType scalar_type_of(DType t);
+graph::Device device_of(const c10::Device& d);
+/// Throws Unsupported for DeviceType::Other.
+c10::Device to_device(const graph::Device& d);
+at::MemoryFormat to_memory_format(graph::MemoryFormat f);
+graph::MemoryFormat memory_format_of(at::MemoryFormat f);
+at::Layout to_layout(graph::Layout l);
+graph::Layout layout_of(at::Layout l);
+
+/// dtype, sizes, strides, storage offset, device and requires_grad of a strided tensor with concrete sizes.
+graph::TensorMeta meta_of(const at::Tensor& t);
+/// Fresh memory with the meta's sizes, strides and dtype (its offset is not kept).
+at::Tensor empty_of(const graph::TensorMeta& m);
+
+using TensorOf = std::function<at::Tensor(graph::Value)>;
+/// `arg` as an IValue of the schema's `type`; tensors come from `tensor_of` (called only for defined values).
+/// A number where the schema says Tensor becomes a wrapped number. Ints become floats where the schema says float; one
+/// int becomes a list where it says list. Throws InternalError if the argument does not fit the type.
+c10::IValue to_ivalue(const graph::Arg& arg, const c10::TypePtr& type, const TensorOf& tensor_of);
+/// Inverse of to_ivalue for constants and tensors; `value_of` maps a defined tensor to its graph value.
+/// Throws Unsupported for kinds of arguments that a graph cannot hold (generators, objects, symbolic numbers).
+using ValueOf = std::function<graph::Value(const at::Tensor&)>;
+graph::Arg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const ValueOf& value_of);
+
+}  // namespace kiln::aten
