@@ -1,0 +1,66 @@
+#include "graph/graph.h"
+
+namespace kiln::graph {
+namespace {
+
+// In-place ops end in '_' ("aten::add_.Tensor", not "aten::__and__.Tensor"), out= overloads in "out"; the foreach ones
+// too.
+bool mutates(const Op& op) {
+  const std::string_view name = op.name();
+  const size_t start = name.find("::");
+  if (start == std::string_view::npos) return false;
+  const std::string_view rest = name.substr(start + 2);
+  const size_t dot = rest.find('.');
+  const std::string_view base = rest.substr(0, dot);
+  const std::string_view overload = dot == std::string_view::npos ? "" : rest.substr(dot + 1);
+  if (base.ends_with("_") && !base.ends_with("__")) return true;
+  return overload == "out" || overload.ends_with("_out");
+}
+
+}  // namespace
+
+void verify(const Graph& g, bool functional) {
+  std::unordered_set<const Node*> seen;
+  std::unordered_set<std::string_view> names;
+  auto check_value = [&](const Value& v, const std::string& user) {
+    if (!v) return;
+    KILN_CHECK(seen.contains(v.node), user + " uses a value that is not defined before it in this graph");
+    KILN_CHECK(v.index < v.node->results.size(), user + " uses result " + std::to_string(v.index) + " of " +
+                                                     v.node->name + ", which has " +
+                                                     std::to_string(v.node->results.size()));
+  };
+  size_t inputs = 0;
+  for (const auto& node : g.nodes()) {
+    const Node& n = *node;
+    for (const Arg& a : n.args) for_each_value(a, [&](const Value& v) { check_value(v, n.name); });
+    for (const auto& [key, a] : n.kwargs) for_each_value(a, [&](const Value& v) { check_value(v, n.name); });
+    KILN_CHECK(!n.name.empty() && names.insert(n.name).second, "the name '" + n.name + "' is empty or taken twice");
+    for (const TensorMeta& t : n.results) {
+      KILN_CHECK(t.sizes.size() == t.strides.size(), n.name + " has another number of strides than of sizes");
+      for (int64_t s : t.sizes) KILN_CHECK(s >= 0, n.name + " has a negative size");
+    }
+    if (n.kind == NodeKind::Placeholder) {
+      KILN_CHECK(n.results.size() == 1 && n.args.empty(),
+                 "placeholder " + n.name + " must have one result, no argument");
+      KILN_CHECK(inputs < g.inputs().size() && g.inputs()[inputs] == &n, "placeholder " + n.name + " is out of order");
+      ++inputs;
+    } else {
+      KILN_CHECK(n.op.id() != 0, n.name + " has no operator");
+      if (functional) KILN_CHECK(!mutates(n.op), n.op.name() + " mutates in a functional graph");
+    }
+    seen.insert(&n);
+  }
+  KILN_CHECK(inputs == g.inputs().size(), "the list of inputs names nodes that are not in the graph");
+  for (const Arg& a : g.outputs()) for_each_value(a, [&](const Value& v) { check_value(v, "return"); });
+  for (const Mutation& m : g.mutations()) {
+    KILN_CHECK(m.input && m.value, "a mutation needs an input and a value");
+    check_value(m.input, "mutate");
+    check_value(m.value, "mutate");
+    KILN_CHECK(m.input.node->kind == NodeKind::Placeholder,
+               "mutate changes " + m.input.node->name + ", no placeholder");
+    KILN_CHECK(m.input.meta().sizes == m.value.meta().sizes && m.input.meta().dtype == m.value.meta().dtype,
+               "mutate of " + m.input.node->name + " changes its shape or dtype");
+  }
+}
+
+}  // namespace kiln::graph
