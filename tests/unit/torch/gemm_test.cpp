@@ -1,0 +1,65 @@
+#include "runtime/gemm/gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+namespace kiln::runtime::gemm {
+namespace {
+
+using Buffer = std::unique_ptr<float[], decltype(&std::free)>;
+Buffer aligned(int64_t floats) {
+  return {static_cast<float*>(std::aligned_alloc(64, (std::max<int64_t>(floats, 1) * 4 + 63) / 64 * 64)), &std::free};
+}
+const Parallel kSerial = [](int64_t n, const std::function<void(int64_t)>& f) {
+  for (int64_t i = 0; i < n; ++i) f(i);
+};
+
+struct Case {
+  int64_t m, n, k;
+};
+
+// Every edge of the tile in both directions, depths around the block's, and all four storage orders.
+TEST(Gemm, EqualsDoublePrecisionProduct) {
+  if (!supported()) GTEST_SKIP();
+  const Case cases[] = {{1, 1, 1},       {8, 48, 16}, {7, 47, 33},   {9, 49, 5}, {17, 16, 512}, {5, 33, 513},
+                        {64, 100, 1030}, {3, 97, 2},  {40, 15, 100}, {0, 4, 3},  {4, 3, 0}};
+  for (const Case& s : cases)
+    for (int order = 0; order < 4; ++order)
+      for (int mode = 0; mode < 4; ++mode) {
+        const auto [m, n, k] = s;
+        std::vector<float> a(m * k + 1), b(k * n + 1), bias(n + 1);
+        uint32_t seed = 7;
+        auto fill = [&](std::vector<float>& v) {
+          for (float& x : v) x = static_cast<float>((seed = seed * 1664525u + 1013904223u) >> 8) / (1 << 24) - 0.5f;
+        };
+        fill(a), fill(b), fill(bias);
+        const Matrix ma = order & 1 ? Matrix{a.data(), 1, m} : Matrix{a.data(), k, 1};
+        const Matrix mb = order & 2 ? Matrix{b.data(), 1, k} : Matrix{b.data(), n, 1};
+        const int64_t ldc = n + 3;
+        std::vector<float> c(m * ldc + 1, 2.0f);
+        const Epilogue e{mode & 1 ? bias.data() : nullptr, (mode & 2) != 0};
+        const Buffer work = aligned(workspace_floats(m, n, k)), packed = aligned(packed_floats(k, n));
+        if (mode == 1) {
+          pack(k, n, mb, packed.get(), kSerial);
+          multiply_packed(m, n, k, ma, packed.get(), c.data(), ldc, e, work.get(), kSerial, 2);
+        } else {
+          multiply(m, n, k, ma, mb, c.data(), ldc, e, work.get(), kSerial, 2);
+        }
+        for (int64_t i = 0; i < m; ++i) {
+          for (int64_t j = 0; j < n; ++j) {
+            double want = (e.accumulate ? 2.0 : 0.0) + (e.bias ? bias[j] : 0.0);
+            for (int64_t p = 0; p < k; ++p)
+              want += double(ma.data[i * ma.row + p * ma.col]) * mb.data[p * mb.row + j * mb.col];
+            ASSERT_NEAR(c[i * ldc + j], want, 1e-6 * (4 + k)) << m << 'x' << n << 'x' << k << " at " << i << ',' << j;
+          }
+          for (int64_t j = n; j < ldc; ++j) ASSERT_EQ(c[i * ldc + j], 2.0f) << "wrote past a row";
+        }
+      }
+}
+
+}  // namespace
+}  // namespace kiln::runtime::gemm
