@@ -1,0 +1,81 @@
+#include "python/cpython/py311.h"
+
+#include <unordered_map>
+
+namespace kiln::py311 {
+
+const uint8_t* plain_code(PyCodeObject* code, int* units) {
+  struct Plain {
+    const uint8_t* bytes;
+    int units;
+  };
+  // Code objects are few and mostly live as long as their module; holding them keeps the key valid.
+  static auto* cache = new std::unordered_map<PyCodeObject*, Plain>();
+  auto it = cache->find(code);
+  if (it == cache->end()) {
+    PyObject* bytes = PyCode_GetCode(code);
+    if (!bytes) return nullptr;
+    Py_INCREF(code);
+    Plain plain{reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(bytes)),
+                static_cast<int>(PyBytes_GET_SIZE(bytes) / 2)};
+    it = cache->emplace(code, plain).first;
+  }
+  if (units) *units = it->second.units;
+  return it->second.bytes;
+}
+
+namespace {
+/// One varint of the exception table: six bits a byte, most significant first, bit 6 says that more follow.
+const uint8_t* read_varint(const uint8_t* p, int* value) {
+  int v = *p & 63;
+  while (*p & 64) v = (v << 6) | (*++p & 63);
+  *value = v;
+  return p + 1;
+}
+}  // namespace
+
+bool find_handler(PyCodeObject* code, int instruction, int* handler, int* depth, bool* push_lasti) {
+  const auto* p = reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(code->co_exceptiontable));
+  const uint8_t* end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
+  while (p < end) {
+    int start, size, target, depth_and_lasti;
+    p = read_varint(p, &start);
+    p = read_varint(p, &size);
+    p = read_varint(p, &target);
+    p = read_varint(p, &depth_and_lasti);
+    if (instruction < start) return false;
+    if (instruction < start + size) {
+      *handler = target;
+      *depth = depth_and_lasti >> 1;
+      *push_lasti = depth_and_lasti & 1;
+      return true;
+    }
+  }
+  return false;
+}
+
+RunningFrame::RunningFrame(PyThreadState* ts, Frame* frame) : ts_(ts) {
+  _PyCFrame* outer = ts->cframe;
+  cframe_.use_tracing = outer->use_tracing;
+  cframe_.previous = outer;
+  ts->cframe = &cframe_;
+  frame->is_entry = true;
+  frame->previous = outer->current_frame;
+  cframe_.current_frame = frame;
+}
+
+RunningFrame::~RunningFrame() {
+  ts_->cframe = cframe_.previous;
+  ts_->cframe->use_tracing = cframe_.use_tracing;
+}
+
+unsigned type_version(PyTypeObject* type) {
+  // A lookup of any name gives the type a version tag if it can have one.
+  if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) {
+    static PyObject* name = PyUnicode_InternFromString("__class__");
+    _PyType_Lookup(type, name);
+  }
+  return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+}
+
+}  // namespace kiln::py311
