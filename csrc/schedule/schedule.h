@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "loops/loops.h"
+
+// From a program of single nests to kernels: dependencies, fusion, loop order, split reductions, memory plan.
+namespace kiln::schedule {
+
+using loops::BufferId;
+
+/// A buffer that a kernel touches; its place in Kernel::args is its place in the kernel's pointer array.
+struct KernelArg {
+  BufferId buffer;
+  bool read = false, written = false;
+};
+
+/// One fused nest, ready for an emitter. Buffers of kind Scratch are not among args: the emitter lays them out.
+struct Kernel {
+  loops::Nest nest;
+  std::vector<KernelArg> args;
+  /// The variable that runs over vector lanes: the last outer one (columns, pointwise), or else each stage's last.
+  bool vectorize_outer = true;
+};
+
+struct Step {
+  bool is_kernel = true;
+  int index = 0;  // into Plan::kernels, or the program's externs
+};
+
+/// What runs, in order. `buffers` begins with the program's own and may have more (partial results, scratch).
+struct Plan {
+  std::vector<loops::Buffer> buffers;
+  std::vector<Kernel> kernels;
+  std::vector<loops::Extern> externs;
+  std::vector<Step> steps;
+};
+
+struct Options {
+  bool fusion = true;
+  int threads = 1;  // split reductions are cut for this many
+  int simd_bits = 512;
+  int64_t max_ops = 512;  // instructions in one fused kernel
+};
+
+/// Schedules a program. Temps that no step touches any more keep their entry in Plan::buffers and get no memory.
+Plan make_plan(const loops::Program& program, const Options& options);
+
+/// Byte offsets of Temp buffers in one arena; -1 for buffers that need none (other kinds, vanished temps).
+struct MemoryPlan {
+  std::vector<int64_t> offsets;
+  int64_t arena_bytes = 0;
+};
+/// First fit by size over lifetimes in steps; 64-byte alignment. A pointwise kernel's output may take the place of an
+/// input that dies there if every access of both has the same index.
+MemoryPlan plan_memory(const Plan& plan);
+/// First and last step that touches each buffer; {-1, -1} for none.
+std::vector<std::pair<int, int>> liveness(const Plan& plan);
+
+/// Text of kernels and steps, for KILN_LOGS=loops and output_code.
+std::string print(const Plan& plan);
+
+}  // namespace kiln::schedule
