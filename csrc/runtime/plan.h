@@ -1,0 +1,87 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "runtime/compiled_graph.h"
+
+// What an artifact runs: slots (where each tensor lives) and steps (what happens, in order). All decisions are taken
+// when the plan is built; a call only patches pointers and runs the steps.
+namespace kiln::runtime {
+
+using Slot = int32_t;
+constexpr Slot kNoSlot = -1;
+
+struct SlotInfo {
+  enum class Kind : uint8_t {
+    Input,     // the caller's tensor
+    Constant,  // made with the plan
+    Arena,     // at a fixed offset of the frame's arena
+    Fresh,     // allocated in each call, by the step that first writes it; graph outputs
+    Dynamic,   // made by an ATen call in each call
+    View,      // meta.offset elements behind the first element of `base`, with its own sizes and strides
+  };
+  Kind kind = Kind::Dynamic;
+  std::string name;
+  graph::TensorMeta meta;
+  int64_t arena_offset = 0;  // Arena: in bytes, 64-byte aligned
+  Slot base = kNoSlot;       // View: a slot of another kind
+  at::Tensor constant = {};  // Constant
+};
+
+/// The state of one running call; kept between calls, so that arena wrappers and vectors are made once.
+struct Frame {
+  std::vector<at::Tensor> tensors;  // by slot; undefined while a slot has no tensor
+  std::vector<char*> ptrs;          // by slot: its first element
+  at::Tensor arena;
+  std::vector<c10::IValue> stack;  // scratch of the ATen steps
+  std::vector<char> scratch;       // scratch of the kernels
+
+  void set(Slot s, at::Tensor t) {
+    ptrs[s] = t.has_storage() ? static_cast<char*>(const_cast<void*>(t.const_data_ptr())) : nullptr;
+    tensors[s] = std::move(t);
+  }
+};
+
+struct Plan;
+
+class Step {
+ public:
+  virtual ~Step() = default;
+  virtual void run(Frame& frame) const = 0;
+  /// One line or more for Artifact::describe.
+  virtual std::string describe(const Plan& plan) const = 0;
+  /// Calls f(slot) on every slot that the step reads or writes; the builder finds last uses with it.
+  virtual void for_each_slot(const std::function<void(Slot)>& f) const = 0;
+};
+
+struct Plan {
+  std::string name;
+  std::vector<SlotInfo> slots;
+  std::vector<std::unique_ptr<Step>> steps;
+  std::vector<Slot> inputs;   // the slot of each input, in order
+  std::vector<Slot> outputs;  // kNoSlot: None
+  std::vector<Slot> mutated;  // input slots that the steps write; their versions are bumped
+  int64_t arena_bytes = 0;
+
+  Slot add_slot(SlotInfo info) {
+    slots.push_back(std::move(info));
+    return static_cast<Slot>(slots.size() - 1);
+  }
+  std::string slot_text(Slot s) const;
+};
+
+/// Ends a plan: puts a step behind the last use of every Dynamic, Fresh and Input slot that is no output, which drops
+/// the tensor, so that memory is free for later steps.
+void insert_frees(Plan& plan);
+std::shared_ptr<Artifact> make_artifact(Plan plan);
+
+/// A tensor with the meta's sizes and strides over pooled memory.
+at::Tensor allocate(const graph::TensorMeta& m);
+/// `t`, or a copy of it with the meta's strides if its own differ. Throws InternalError if sizes or dtype differ.
+at::Tensor with_meta(at::Tensor t, const graph::TensorMeta& m, const std::string& what);
+
+}  // namespace kiln::runtime

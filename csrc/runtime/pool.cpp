@@ -1,0 +1,122 @@
+#include "runtime/pool.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+
+#include <mutex>
+
+#include "aten/pch.h"
+
+namespace kiln::runtime {
+namespace {
+
+constexpr size_t kSmallest = 64 << 10;
+constexpr size_t kHugePage = 2 << 20;
+
+/// Sizes are rounded up to a multiple of an eighth of their power of two: at most 12.5 % is lost.
+size_t size_class(size_t bytes) {
+  const size_t top = size_t{1} << (63 - __builtin_clzll(bytes | 1));
+  const size_t grain = std::max<size_t>(top / 8, 4096);
+  return (bytes + grain - 1) / grain * grain;
+}
+
+struct Pool {
+  std::mutex mutex;
+  std::unordered_map<size_t, std::vector<void*>> free;
+  PoolStats stats;
+  size_t peak_in_use = 0;
+
+  void* get(size_t size) {
+    {
+      std::lock_guard lock(mutex);
+      stats.in_use += size;
+      peak_in_use = std::max(peak_in_use, stats.in_use);
+      auto it = free.find(size);
+      if (it != free.end() && !it->second.empty()) {
+        void* p = it->second.back();
+        it->second.pop_back();
+        stats.cached -= size;
+        return p;
+      }
+    }
+    void* p = nullptr;
+    if (posix_memalign(&p, size >= kHugePage ? kHugePage : 4096, size) != 0) {
+      trim_pool();
+      if (posix_memalign(&p, 4096, size) != 0) {
+        std::lock_guard lock(mutex);
+        stats.in_use -= size;
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "kiln could not allocate ", size, " bytes");
+      }
+    }
+    if (size >= kHugePage) madvise(p, size, MADV_HUGEPAGE);
+    return p;
+  }
+
+  void put(void* p, size_t size) {
+    {
+      std::lock_guard lock(mutex);
+      stats.in_use -= size;
+      // What a step needs at once is at most its peak; keeping more than that only holds on to memory.
+      if (stats.in_use + stats.cached + size <= peak_in_use) {
+        stats.cached += size;
+        free[size].push_back(p);
+        return;
+      }
+    }
+    std::free(p);
+  }
+};
+
+Pool& pool() {
+  static Pool* p = new Pool;
+  return *p;
+}
+
+// The block's size is kept in the context pointer's block header, since a deleter gets only one pointer.
+struct Header {
+  void* block;
+  size_t size;
+};
+
+void release(void* context) {
+  Header* h = static_cast<Header*>(context);
+  pool().put(h->block, h->size);
+  delete h;
+}
+
+class PoolAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes < kSmallest) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    const size_t size = size_class(bytes);
+    void* p = pool().get(size);
+    return {p, new Header{p, size}, &release, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* dest, const void* src, size_t count) const override { default_copy_data(dest, src, count); }
+};
+
+}  // namespace
+
+c10::Allocator* pool_allocator() {
+  static PoolAllocator* a = new PoolAllocator;
+  return a;
+}
+
+PoolStats pool_stats() {
+  std::lock_guard lock(pool().mutex);
+  return pool().stats;
+}
+
+void trim_pool() {
+  std::unordered_map<size_t, std::vector<void*>> blocks;
+  {
+    std::lock_guard lock(pool().mutex);
+    blocks.swap(pool().free);
+    pool().stats.cached = 0;
+    pool().peak_in_use = pool().stats.in_use;
+  }
+  for (auto& [size, list] : blocks)
+    for (void* p : list) std::free(p);
+}
+
+}  // namespace kiln::runtime

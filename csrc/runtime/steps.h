@@ -1,0 +1,123 @@
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "runtime/plan.h"
+
+// The kinds of steps that need no generated code.
+namespace kiln::runtime {
+
+/// Calls an ATen op through the dispatcher, below autograd. Constants are converted when the step is made.
+class AtenStep final : public Step {
+ public:
+  using SlotOf = std::function<Slot(graph::Value)>;
+  /// `results` are the slots of the node's tensor results, kNoSlot for the ones that nobody reads.
+  AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan);
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override;
+
+ private:
+  struct TensorArg {
+    size_t arg;
+    Slot slot;
+  };
+  struct ListArg {
+    size_t arg;
+    bool optional;
+    std::vector<Slot> slots;  // kNoSlot: None
+  };
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> template_;
+  std::vector<TensorArg> tensors_;
+  std::vector<ListArg> lists_;
+  std::vector<Slot> results_;
+  std::vector<graph::TensorMeta> metas_;
+};
+
+/// Calls the out= overload of an ATen op: the same arguments, then the slots that it writes, which keep their memory.
+class AtenOutStep final : public Step {
+ public:
+  /// `op` is the out overload; `node` gives the arguments that the functional overload takes.
+  AtenOutStep(c10::OperatorHandle op, const graph::Node& node, const AtenStep::SlotOf& slot_of, std::vector<Slot> outs);
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override;
+
+ private:
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> template_;
+  std::vector<std::pair<size_t, Slot>> tensors_;
+  std::vector<Slot> outs_;
+};
+
+/// Makes the tensor of a View slot whose base is not in the arena.
+class ViewStep final : public Step {
+ public:
+  ViewStep(Slot slot, const Plan& plan);
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override;
+
+ private:
+  Slot slot_, base_;
+  graph::TensorMeta meta_;
+};
+
+/// Allocates the memory of Fresh slots.
+class AllocateStep final : public Step {
+ public:
+  AllocateStep(std::vector<Slot> slots, const Plan& plan);
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override;
+
+ private:
+  std::vector<std::pair<Slot, graph::TensorMeta>> slots_;
+};
+
+/// Fills a slot with a copy of another (same sizes).
+class CopyStep final : public Step {
+ public:
+  CopyStep(Slot to, Slot from) : to_(to), from_(from) {}
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override;
+
+ private:
+  Slot to_, from_;
+};
+
+/// input := value for each pair, as if all at once: values that share memory with a written input are copied first.
+class MutateStep final : public Step {
+ public:
+  struct Pair {
+    Slot input, value;
+  };
+  /// `keep` are output slots, which must not see the change.
+  MutateStep(std::vector<Pair> pairs, std::vector<Slot> keep) : pairs_(std::move(pairs)), keep_(std::move(keep)) {}
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override;
+
+ private:
+  std::vector<Pair> pairs_;
+  std::vector<Slot> keep_;
+};
+
+class FreeStep final : public Step {
+ public:
+  explicit FreeStep(std::vector<Slot> slots) : slots_(std::move(slots)) {}
+  void run(Frame& frame) const override {
+    for (Slot s : slots_) frame.tensors[s] = at::Tensor();
+  }
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>&) const override {}
+
+ private:
+  std::vector<Slot> slots_;
+};
+
+/// The dispatcher's handle of an op's name. Throws Unsupported if no such op is registered.
+c10::OperatorHandle find_op(const graph::Op& op);
+
+}  // namespace kiln::runtime
