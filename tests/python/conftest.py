@@ -1,0 +1,31 @@
+"""The frame of all Python tests: kiln's own failures raise, every IR is verified, and each test starts from nothing."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("KILN_STRICT", "1")
+os.environ.setdefault("KILN_VERIFY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import kiln  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Forgets compiled code, and sets PyTorch's process-wide switches back."""
+    torch.manual_seed(0)
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    yield
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    if hasattr(kiln._C, "reset"):
+        kiln.reset()
+    kiln.set_logs("")
