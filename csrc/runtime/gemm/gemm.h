@@ -1,7 +1,13 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <vector>
 
+// Products of float32 matrices by kernels of our own, in two forms: the plain one, and one whose left rows are found
+// through pointers, which is what a convolution over channels-last data is.
+// Packing, register tiles and loop order after Goto and van de Geijn, "Anatomy of High-Performance Matrix
+// Multiplication", ACM TOMS 34(3), 2008; rows through pointers after Dukhan, "The Indirect Convolution Algorithm",
+// arXiv:1907.02129, 2019.
 namespace kiln::runtime::gemm {
 
 /// A float32 matrix in memory: element (i, j) at data[i * row + j * col]; strides in elements.
@@ -19,22 +25,76 @@ struct Epilogue {
 /// Runs body(task) for task in [0, tasks), on any threads; returns when all are done.
 using Parallel = std::function<void(int64_t tasks, const std::function<void(int64_t)>& body)>;
 
+/// True where the host has the vector units that these kernels need (AVX2 with FMA, or AVX-512).
+bool supported();
+
 /// C (m x n, row-major, leading dimension ldc) = A (m x k) * B (k x n), both with any strides.
-/// `workspace` holds workspace_floats(m, n, k) floats, 64-byte aligned. float32 sums in the order of k within blocks of
-/// at most 512, so the result differs from another library's by rounding only. Packing, micro-kernel and loop order
-/// after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
+/// `workspace` holds workspace_floats(m, n, k) floats, 64-byte aligned. Sums run in the order of k within blocks of at
+/// most kMaxDepth, so the result differs from another library's by rounding only.
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads);
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k);
 
-/// B packed once for many products (frozen weights): packed_floats(k, n) floats.
+/// B packed once for many products (frozen weights): packed_floats(k, n) floats, 64-byte aligned.
 int64_t packed_floats(int64_t k, int64_t n);
 void pack(int64_t k, int64_t n, Matrix b, float* packed, const Parallel& parallel);
-/// As multiply, with B as pack() left it.
+/// As multiply, with B as pack() left it; `workspace` holds packed_a_floats(m, k, a) floats.
 void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* packed, float* c, int64_t ldc,
                      const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads);
+int64_t packed_a_floats(int64_t m, int64_t k, const Matrix& a);
 
-/// True where the host has the vector units that these kernels need (AVX2 with FMA, or AVX-512).
-bool supported();
+// --- the general form --------------------------------------------------------------------------------------------
+
+/// Depth of one block of k at most: a panel of B of this depth stays in the second-level cache.
+constexpr int64_t kMaxDepth = 512;
+
+/// k cut into segments within which a row of A is contiguous (one tap of a convolution, say), grouped into blocks.
+struct Depths {
+  struct Segment {
+    int64_t k;       // first index of k
+    int64_t length;  // at most kMaxDepth
+    int64_t tap;     // which run of k it belongs to
+    int64_t offset;  // its start within that run
+  };
+  struct Block {
+    int64_t k, depth, first_segment, segments;
+  };
+  std::vector<Segment> segments;
+  std::vector<Block> blocks;
+  int64_t k = 0;
+  /// `taps` runs of `length` each.
+  Depths(int64_t taps, int64_t length);
+};
+
+/// Where packed B's panels lie: block by block, panel by panel, depth * width floats each.
+struct PackedB {
+  int64_t n;
+  explicit PackedB(int64_t n) : n(n) {}
+  int64_t panels() const;
+  int64_t first_column(int64_t panel) const;
+  int64_t width(int64_t panel) const;  // a multiple of 16
+  int64_t at(const Depths::Block& block, int64_t panel) const;
+};
+
+/// Rows per register tile.
+int64_t tile_rows();
+
+/// For rows [i, i + count) and one segment, the address of each row's first element of the segment; rows of zeros point
+/// to zeros().
+using RowPointers = std::function<void(int64_t i, int64_t count, const Depths::Segment& segment, const float** out)>;
+/// kMaxDepth zeros.
+const float* zeros();
+
+/// C = A B with A's rows through pointers (elements of a segment contiguous), B packed, row i of C at c + row_of_c(i).
+void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
+                       const float* packed, float* c, const std::function<int64_t(int64_t)>& row_of_c,
+                       const Epilogue& epilogue, const Parallel& parallel, int threads);
+
+/// Packs `count` (<= width) vectors of length k: element (v, p) from src[v * vec + p * step] to dst[p * width + v]; the
+/// rest of each line is zero.
+void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int64_t k, int64_t width, float* dst);
+
+/// dst[c * dst_row + r] = src[r * src_row + c] for r < rows, c < cols.
+void transpose(const float* src, int64_t src_row, int64_t rows, int64_t cols, float* dst, int64_t dst_row);
 
 }  // namespace kiln::runtime::gemm

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+
+#include "runtime/gemm/gemm.h"
+
+// Two-dimensional convolution of float32 channels-last data and its two gradients, as indirect matrix products
+// (gemm::multiply_indirect): no im2col buffer, no reordering of activations.
+namespace kiln::runtime::conv {
+
+/// groups == 1. x: [n, h, w, ci] dense, y: [n, oh, ow, co] dense (the memory of a channels-last NCHW tensor).
+struct Shape {
+  int64_t n, ci, h, w, co, kh, kw, oh, ow;
+  int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t taps() const { return kh * kw; }
+  int64_t outputs() const { return n * oh * ow; }
+};
+
+/// A weight [co, ci, kh, kw] (or its gradient) in any dense layout; strides in elements.
+struct WeightStrides {
+  int64_t o, i, h, w;
+};
+
+/// y = conv(x, weight) (+ bias[co]). `workspace`: forward_workspace floats, 64-byte aligned.
+void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws, const float* bias, float* y,
+             float* workspace, const gemm::Parallel& parallel, int threads);
+int64_t forward_workspace(const Shape& s);
+
+/// dx from dy and weight.
+void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws, float* dx,
+                    float* workspace, const gemm::Parallel& parallel, int threads);
+int64_t backward_input_workspace(const Shape& s);
+
+/// dweight (with strides `ws`) from x and dy.
+void backward_weight(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
+                     float* workspace, const gemm::Parallel& parallel, int threads);
+int64_t backward_weight_workspace(const Shape& s);
+
+}  // namespace kiln::runtime::conv

@@ -1,0 +1,157 @@
+#include "runtime/gemm/kernels.h"
+
+// GCC 12's own AVX-512 header trips its uninitialized-variable warning on every shuffle.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include <array>
+
+#define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+#define KILN_AVX2 __attribute__((target("avx2,fma")))
+
+namespace kiln::runtime::gemm {
+namespace {
+
+constexpr Tile kTile512{8, 48};  // 24 accumulators, 3 of B, 1 broadcast: 28 of 32 registers
+constexpr Tile kTile256{6, 16};  // 12 accumulators, 2 of B, 1 broadcast: 15 of 16 registers
+
+// R rows by V vectors of columns; both are template parameters so that every accumulator is a register.
+template <int R, int V>
+KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) {
+  const float* b = panel;
+  constexpr int kAhead = 8;  // steps between a prefetch and its use; measured
+  __m512 acc[R][V];
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) acc[i][v] = _mm512_setzero_ps();
+  for (int64_t g = 0; g < left.segments; ++g) {
+    const float* a[R];
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) a[i] = left.rows[g * kMaxTileRows + i];
+    if (left.starts) b = panel + left.starts[g] * 16 * V;
+    const int64_t end = left.lengths[g] * left.step;
+    for (int64_t p = 0; p < end; p += left.step) {
+      __m512 row[V];
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        row[v] = _mm512_load_ps(b + 16 * v);
+        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * (V * kAhead + v)), _MM_HINT_T0);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < R; ++i) {
+        const __m512 x = _mm512_set1_ps(a[i][p]);
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) acc[i][v] = _mm512_fmadd_ps(x, row[v], acc[i][v]);
+      }
+      b += 16 * V;
+    }
+  }
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) {
+    const int64_t rest = s.cols - 16 * v;
+    const __mmask16 mask = rest >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << rest) - 1);
+    const __m512 bias = s.bias ? _mm512_maskz_loadu_ps(mask, s.bias + 16 * v) : _mm512_setzero_ps();
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      float* c = s.c[i] + 16 * v;
+      __m512 x = acc[i][v];
+      if (s.accumulate) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask, c));
+      if (s.bias) x = _mm512_add_ps(x, bias);
+      _mm512_mask_storeu_ps(c, mask, x);
+    }
+  }
+}
+
+template <int R>
+KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
+  const float* b = panel;
+  __m256 acc[R][2];
+#pragma GCC unroll 6
+  for (int i = 0; i < R; ++i) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+  for (int64_t g = 0; g < left.segments; ++g) {
+    const float* a[R];
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) a[i] = left.rows[g * kMaxTileRows + i];
+    if (left.starts) b = panel + left.starts[g] * 16;
+    const int64_t end = left.lengths[g] * left.step;
+    for (int64_t p = 0; p < end; p += left.step) {
+      const __m256 b0 = _mm256_load_ps(b), b1 = _mm256_load_ps(b + 8);
+#pragma GCC unroll 6
+      for (int i = 0; i < R; ++i) {
+        const __m256 x = _mm256_broadcast_ss(a[i] + p);
+        acc[i][0] = _mm256_fmadd_ps(x, b0, acc[i][0]);
+        acc[i][1] = _mm256_fmadd_ps(x, b1, acc[i][1]);
+      }
+      b += 16;
+    }
+  }
+  alignas(32) float row[16];
+#pragma GCC unroll 6
+  for (int i = 0; i < R; ++i) {
+    _mm256_store_ps(row, acc[i][0]);
+    _mm256_store_ps(row + 8, acc[i][1]);
+    float* c = s.c[i];
+    for (int64_t j = 0; j < s.cols && j < 16; ++j) {
+      float x = row[j];
+      if (s.accumulate) x += c[j];
+      c[j] = s.bias ? x + s.bias[j] : x;
+    }
+  }
+}
+
+template <int V>
+constexpr std::array<Micro, 9> rows512() {
+  return {nullptr,        micro512<1, V>, micro512<2, V>, micro512<3, V>, micro512<4, V>,
+          micro512<5, V>, micro512<6, V>, micro512<7, V>, micro512<8, V>};
+}
+// Tiles at the lower and right edge cost what their rows and vectors cost, not a whole tile's.
+constexpr std::array<std::array<Micro, 9>, 3> kMicro512 = {rows512<1>(), rows512<2>(), rows512<3>()};
+constexpr std::array<Micro, 7> kMicro256 = {nullptr,     micro256<1>, micro256<2>, micro256<3>,
+                                            micro256<4>, micro256<5>, micro256<6>};
+
+}  // namespace
+
+bool has_avx512() {
+  static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return yes;
+}
+
+Tile tile() { return has_avx512() ? kTile512 : kTile256; }
+
+Micro micro_for(int64_t rows, int64_t width) {
+  return has_avx512() ? kMicro512[width / 16 - 1][rows] : kMicro256[rows];
+}
+
+KILN_AVX512 void transpose16(const float* src, int64_t src_row, float* dst, int64_t dst_row) {
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(src + i * src_row);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_ps(dst + i * dst_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
+    _mm512_storeu_ps(dst + (i + 8) * dst_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
+    _mm512_storeu_ps(dst + (i + 4) * dst_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
+    _mm512_storeu_ps(dst + (i + 12) * dst_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
+  }
+}
+
+}  // namespace kiln::runtime::gemm
+#pragma GCC diagnostic pop

@@ -1,0 +1,42 @@
+#pragma once
+#include <cstdint>
+
+// Register tiles of the matrix product: the only code that is written for one vector unit.
+namespace kiln::runtime::gemm {
+
+/// Shape of the register tile: `mr` rows of A by `nr` columns of B.
+struct Tile {
+  int64_t mr, nr;
+};
+constexpr int64_t kMaxTileRows = 8;
+Tile tile();
+bool has_avx512();
+
+/// Left operand of a tile: `segments` runs of `lengths[s]` steps; row i of run s starts at rows[s * kMaxTileRows + i]
+/// and advances by `step` elements a step. Run s meets the panel from step starts[s] on; without `starts`, the runs
+/// follow each other in the panel.
+struct Left {
+  int64_t segments;
+  const int64_t* lengths;
+  const float* const* rows;
+  int64_t step;
+  const int64_t* starts = nullptr;
+};
+
+/// The tile's place in C and what to add on the way.
+struct Store {
+  float* const* c;  // one pointer a row, at the tile's first column
+  int64_t cols;     // columns that exist
+  const float* bias;
+  bool accumulate;
+};
+
+/// Multiplies a tile: rows of `left` by a packed panel `b` (`width` floats a step, 64-byte aligned).
+using Micro = void (*)(const Left& left, const float* b, const Store& s);
+/// The kernel for this many rows (1 .. tile().mr) and this panel width (16, 32, .. tile().nr).
+Micro micro_for(int64_t rows, int64_t width);
+
+/// Transposes a 16 x 16 block. Needs AVX-512.
+void transpose16(const float* src, int64_t src_row, float* dst, int64_t dst_row);
+
+}  // namespace kiln::runtime::gemm

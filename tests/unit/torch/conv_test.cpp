@@ -1,0 +1,69 @@
+#include "runtime/conv/conv.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+
+namespace kiln::runtime::conv {
+namespace {
+
+const gemm::Parallel kSerial = [](int64_t n, const std::function<void(int64_t)>& f) {
+  for (int64_t i = 0; i < n; ++i) f(i);
+};
+
+struct Case {
+  int64_t n, ci, co, h, w, kh, kw, stride, pad, dilation;
+};
+const Case kCases[] = {
+    {2, 3, 64, 11, 9, 7, 7, 2, 3, 1},    {1, 16, 48, 8, 8, 1, 1, 1, 0, 1}, {2, 64, 33, 6, 7, 3, 3, 1, 1, 1},
+    {3, 20, 5, 9, 9, 3, 3, 2, 1, 1},     {1, 8, 17, 10, 8, 3, 1, 1, 2, 2}, {2, 600, 20, 3, 3, 1, 1, 2, 0, 1},
+    {1, 1, 1, 1, 1, 3, 3, 1, 1, 1},      {2, 5, 9, 12, 5, 2, 4, 3, 0, 1},  {1, 33, 100, 5, 5, 5, 5, 1, 2, 1},
+    {4, 130, 70, 16, 16, 3, 3, 1, 1, 1}, {2, 4, 8, 7, 7, 3, 3, 1, 0, 2}};
+
+void expect_close(const at::Tensor& got, const at::Tensor& want, const char* what) {
+  const double error = (got.to(at::kDouble) - want).abs().max().item<double>();
+  EXPECT_LT(error, 1e-5 * (1 + want.abs().max().item<double>())) << what;
+}
+
+// All three products against ATen's in double precision, for row-major and channels-last weights.
+TEST(Conv, EqualsDoublePrecisionConvolution) {
+  if (!gemm::supported()) GTEST_SKIP();
+  at::manual_seed(3);
+  for (const Case& c : kCases)
+    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+      const std::vector<int64_t> stride{c.stride, c.stride}, pad{c.pad, c.pad}, dilation{c.dilation, c.dilation};
+      const auto x = at::randn({c.n, c.h, c.w, c.ci}).permute({0, 3, 1, 2});
+      const auto w = at::randn({c.co, c.ci, c.kh, c.kw}).contiguous(format), bias = at::randn({c.co});
+      const auto want = at::convolution(x.to(at::kDouble), w.to(at::kDouble), bias.to(at::kDouble), stride, pad,
+                                        dilation, false, {0, 0}, 1);
+      const Shape s{c.n,          c.ci,     c.h,      c.w,   c.co,  c.kh,       c.kw,      want.size(2),
+                    want.size(3), c.stride, c.stride, c.pad, c.pad, c.dilation, c.dilation};
+      const WeightStrides ws{w.stride(0), w.stride(1), w.stride(2), w.stride(3)};
+      const auto work =
+          at::empty({std::max({forward_workspace(s), backward_input_workspace(s), backward_weight_workspace(s)}) + 16});
+      auto* aligned =
+          reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(work.data_ptr<float>()) + 63) & ~uintptr_t{63});
+      for (const int threads : {1, 5}) {
+        auto y = at::full({c.n, s.oh, s.ow, c.co}, 7.0f), dx = at::full({c.n, c.h, c.w, c.ci}, 7.0f),
+             dw = at::full_like(w, 7.0f);
+        forward(s, x.data_ptr<float>(), w.data_ptr<float>(), ws, bias.data_ptr<float>(), y.data_ptr<float>(), aligned,
+                kSerial, threads);
+        expect_close(y.permute({0, 3, 1, 2}), want, "forward");
+        const auto dy = at::randn({c.n, s.oh, s.ow, c.co});
+        const auto [want_dx, want_dw, unused] = at::convolution_backward(
+            dy.permute({0, 3, 1, 2}).to(at::kDouble), x.to(at::kDouble), w.to(at::kDouble), at::OptionalIntArrayRef(),
+            stride, pad, dilation, false, {0, 0}, 1, {true, true, false});
+        backward_input(s, dy.data_ptr<float>(), w.data_ptr<float>(), ws, dx.data_ptr<float>(), aligned, kSerial,
+                       threads);
+        expect_close(dx.permute({0, 3, 1, 2}), want_dx, "backward_input");
+        backward_weight(s, x.data_ptr<float>(), dy.data_ptr<float>(), dw.data_ptr<float>(), ws, aligned, kSerial,
+                        threads);
+        expect_close(dw, want_dw, "backward_weight");
+      }
+    }
+}
+
+}  // namespace
+}  // namespace kiln::runtime::conv
