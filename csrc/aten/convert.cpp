@@ -277,11 +277,15 @@ c10::IValue to_ivalue(const Arg& arg, const c10::TypePtr& type, const TensorOf& 
   }
 }
 
-Arg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const ValueOf& value_of) {
+namespace {
+
+template <class Tensor>
+ops::BasicArg<Tensor> convert(const c10::IValue& v, const c10::TypePtr& type,
+                              const std::function<ops::BasicArg<Tensor>(const at::Tensor&)>& arg_of) {
   if (v.isNone()) return {};
   if (type->kind() == c10::TypeKind::OptionalType)
-    return from_ivalue(v, type->expectRef<c10::OptionalType>().getElementType(), value_of);
-  if (v.isTensor()) return v.toTensor().defined() ? Arg(value_of(v.toTensor())) : Arg();
+    return convert<Tensor>(v, type->expectRef<c10::OptionalType>().getElementType(), arg_of);
+  if (v.isTensor()) return v.toTensor().defined() ? arg_of(v.toTensor()) : ops::BasicArg<Tensor>();
   switch (type->kind()) {
     // Real schemas tell these apart from ints; the ints in a boxed call do not.
     case c10::TypeKind::ScalarTypeType: {
@@ -307,11 +311,82 @@ Arg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const ValueOf& v
     const c10::TypePtr element = type->kind() == c10::TypeKind::ListType
                                      ? type->expectRef<c10::ListType>().getElementType()
                                      : c10::TypePtr(c10::AnyType::get());
-    Arg::List list;
-    for (const c10::IValue& item : v.toListRef()) list.push_back(from_ivalue(item, element, value_of));
+    typename ops::BasicArg<Tensor>::List list;
+    for (const c10::IValue& item : v.toListRef()) list.push_back(convert<Tensor>(item, element, arg_of));
     return list;
   }
   throw Unsupported("an argument of kind " + v.tagKind());
+}
+
+}  // namespace
+
+Arg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const ValueOf& arg_of) {
+  return convert<graph::Value>(v, type, arg_of);
+}
+MetaArg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const MetaOf& meta) {
+  return convert<const ops::TensorMeta*>(v, type, meta);
+}
+
+std::vector<Arg> to_args(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> values, const ValueOf& arg_of) {
+  std::vector<Arg> args;
+  args.reserve(values.size());
+  const auto& arguments = schema.arguments();
+  for (size_t i = 0; i < values.size(); ++i) args.push_back(from_ivalue(values[i], arguments.at(i).real_type(), arg_of));
+  return args;
+}
+
+std::vector<c10::IValue> to_stack(const c10::FunctionSchema& schema, const std::vector<Arg>& args,
+                                  const TensorOf& tensor_of) {
+  std::vector<c10::IValue> stack;
+  const auto& arguments = schema.arguments();
+  KILN_CHECK(args.size() <= arguments.size(), "too many arguments for " + schema.name());
+  stack.reserve(arguments.size());
+  for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(args[i], arguments[i].real_type(), tensor_of));
+  for (size_t i = args.size(); i < arguments.size(); ++i) {
+    KILN_CHECK(arguments[i].default_value(), "missing argument " + arguments[i].name() + " of " + schema.name());
+    stack.push_back(*arguments[i].default_value());
+  }
+  return stack;
+}
+
+at::Scalar wrapped_number_value(const at::Tensor& t) {
+  // Read directly: at::item would go through the dispatcher, where a trace may be listening.
+  switch (t.scalar_type()) {
+    case at::kBool:
+      return at::Scalar(*t.const_data_ptr<bool>());
+    case at::kLong:
+      return at::Scalar(*t.const_data_ptr<int64_t>());
+    case at::kDouble:
+      return at::Scalar(*t.const_data_ptr<double>());
+    case at::kComplexDouble:
+      return at::Scalar(*t.const_data_ptr<c10::complex<double>>());
+    default:
+      throw InternalError("a wrapped number of an unexpected dtype");
+  }
+}
+
+void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f) {
+  if (value.isTensor()) {
+    f(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) for_each_tensor(item, f);
+  }
+}
+
+std::vector<at::Tensor> flatten_tensors(c10::ArrayRef<c10::IValue> results) {
+  std::vector<at::Tensor> out;
+  for (const c10::IValue& r : results) {
+    if (r.isTensor()) {
+      out.push_back(r.toTensor());
+    } else if (r.isTensorList()) {
+      for (const at::Tensor& t : r.toTensorVector()) out.push_back(t);
+    } else if (r.isNone()) {
+      out.emplace_back();
+    } else {
+      throw Unsupported("an operator that returns a value of kind " + r.tagKind());
+    }
+  }
+  return out;
 }
 
 }  // namespace kiln::aten

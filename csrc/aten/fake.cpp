@@ -1,0 +1,326 @@
+#include "aten/fake.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/library.h>
+
+#include "aten/convert.h"
+#include "aten/infer.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace kiln::aten {
+namespace {
+
+thread_local FakeObserver* observer = nullptr;
+
+/// grad_fn of a fake that stands for a non-leaf: the graph behind it is not the trace's business.
+struct FakeInput : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+  std::string name() const override { return "FakeInput"; }
+};
+
+at::Tensor fake_over(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                     int64_t offset, c10::Device device) {
+  auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::Meta),
+                                                    c10::scalarTypeToTypeMeta(dtype));
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  t.unsafeGetTensorImpl()->set_fake_device(device);
+  return t;
+}
+
+c10::Storage storage_of(size_t nbytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+}
+
+/// A plain meta tensor like `t`, fake or real: what native Meta kernels take.
+at::Tensor plain_meta(const at::Tensor& t) {
+  at::Tensor m = at::Tensor(at::detail::empty_strided_meta(t.sizes(), t.strides(), t.scalar_type()));
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) m.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return m;
+}
+
+void to_plain_meta(c10::IValue& v) {
+  if (v.isTensor()) {
+    if (v.toTensor().defined()) v = plain_meta(v.toTensor());
+  } else if (v.isTensorList()) {
+    c10::List<at::Tensor> metas;
+    for (const at::Tensor& t : v.toTensorVector()) metas.push_back(t.defined() ? plain_meta(t) : t);
+    v = metas;
+  } else if (v.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> metas;
+    for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
+      metas.push_back(t && t->defined() ? std::optional(plain_meta(*t)) : t);
+    v = metas;
+  } else if (v.isDevice()) {
+    v = c10::Device(c10::kMeta);
+  }
+}
+
+/// Marks tensors that a Meta kernel made as fakes on `device`.
+void adopt(const c10::IValue& v, c10::Device device) {
+  for_each_tensor(v, [&](const at::Tensor& t) {
+    if (t.defined()) t.unsafeGetTensorImpl()->set_fake_device(device);
+  });
+}
+
+/// The device of results: the one asked for, else that of the fakes; 0-dim CPU tensors follow the others.
+c10::Device result_device(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  std::optional<c10::Device> asked, from_tensors, from_scalars;
+  for (const c10::IValue& v : args) {
+    if (v.isDevice()) asked = v.toDevice();
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      if (!t.defined()) return;
+      auto& slot = t.dim() == 0 ? from_scalars : from_tensors;
+      if (!slot) slot = t.device();
+    });
+  }
+  c10::Device d = asked ? *asked : from_tensors ? *from_tensors : from_scalars ? *from_scalars : c10::Device(c10::kCPU);
+  return d;
+}
+
+/// Results as the schema's return types want them, from their tensors in order.
+void push_results(const OpInfo& op, std::vector<at::Tensor> tensors, torch::jit::Stack& stack) {
+  size_t next = 0;
+  const auto& returns = op.schema().returns();
+  for (const c10::Argument& ret : returns) {
+    if (ret.type()->kind() == c10::TypeKind::ListType) {
+      KILN_CHECK(returns.size() == 1, op.op.name() + ": a list among several results");
+      stack.push_back(c10::IValue(std::move(tensors)));
+      return;
+    }
+    KILN_CHECK(next < tensors.size(), op.op.name() + ": too few results");
+    stack.push_back(std::move(tensors[next++]));
+  }
+}
+
+/// Results of an op that makes fresh tensors. `args` are the call's arguments, fakes included.
+void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
+  if (auto metas = infer(op, args)) {
+    std::vector<at::Tensor> tensors;
+    for (const graph::TensorMeta& m : *metas) tensors.push_back(make_fake(m));
+    push_results(op, std::move(tensors), stack);
+    return;
+  }
+  const c10::Device device = result_device(op, args);
+  const size_t first = stack.size();
+  for (const c10::IValue& v : args) {
+    stack.push_back(v);
+    to_plain_meta(stack.back());
+  }
+  if (op.meta) {
+    op.meta->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  } else {
+    if (log_enabled(Topic::fallback)) log_artifact(Topic::fallback, "shape from the dispatcher's Meta kernel", op.op.name());
+    // An op without tensor arguments would otherwise be routed by the thread's included keys.
+    c10::impl::ExcludeDispatchKeyGuard only_meta(c10::DispatchKeySet(
+        {c10::DispatchKey::Fake, c10::DispatchKey::Functionalize, c10::DispatchKey::TESTING_ONLY_GenericMode}));
+    try {
+      op.handle.callBoxed(stack);
+    } catch (const c10::NotImplementedError&) {
+      throw Unsupported(op.op.name() + " has neither a shape rule nor a Meta kernel");
+    }
+  }
+  for (size_t i = first; i < stack.size(); ++i) adopt(stack[i], device);
+}
+
+/// Runs the in-place op's functional twin for its checks, where one is known: `x.add_(y)` fails for a y that does not
+/// broadcast to x just as in eager.
+void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (op.written_args.size() != 1 || op.written_args[0] != 0 || !args[0].isTensor()) return;
+  const auto& name = op.handle.operator_name();
+  if (name.name.empty() || name.name.back() != '_') return;
+  std::string twin = name.name.substr(0, name.name.size() - 1);
+  if (!name.overload_name.empty()) twin += "." + name.overload_name;
+  const OpInfo* functional = find_op(graph::Op(twin));
+  if (!functional || functional->schema().arguments().size() != args.size()) return;
+  std::vector<int64_t> sizes;
+  if (auto metas = infer(*functional, args)) {
+    if (metas->empty()) return;
+    sizes = metas->front().sizes;
+  } else if (functional->meta) {
+    torch::jit::Stack stack(args.begin(), args.end());
+    for (c10::IValue& v : stack) to_plain_meta(v);
+    functional->meta->callBoxed(functional->handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    if (!stack.back().isTensor()) return;
+    sizes = stack.back().toTensor().sizes().vec();
+  } else {
+    return;
+  }
+  const at::Tensor& self = args[0].toTensor();
+  TORCH_CHECK(self.sizes() == c10::IntArrayRef(sizes), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", c10::IntArrayRef(sizes));
+}
+
+/// The functional overload of an out= op: same name, same arguments without the out ones.
+const OpInfo* functional_of_out(const OpInfo& op) {
+  const auto& args = op.schema().arguments();
+  size_t kept = 0;
+  while (kept < args.size() && !args[kept].is_out()) ++kept;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name != op.handle.operator_name().name) continue;
+    auto handle = c10::Dispatcher::singleton().findSchema(name);
+    if (!handle || handle->schema().arguments().size() != kept) continue;
+    bool same = true;
+    for (size_t i = 0; i < kept && same; ++i) {
+      const auto& a = handle->schema().arguments()[i];
+      same = !a.alias_info() && a.name() == args[i].name() && *a.type() == *args[i].type();
+    }
+    if (same) return &op_info(*handle);
+  }
+  return nullptr;
+}
+
+void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
+  const OpInfo* functional = functional_of_out(op);
+  if (!functional) throw Unsupported(op.op.name() + " has no functional form");
+  const size_t kept = functional->schema().arguments().size();
+  torch::jit::Stack fresh;
+  fresh_results(*functional, args.slice(0, kept), fresh);
+  const std::vector<at::Tensor> results = flatten_tensors(fresh);
+  size_t next = 0;
+  for (size_t i = kept; i < args.size(); ++i)
+    for_each_tensor(args[i], [&](const at::Tensor& out) {
+      KILN_CHECK(next < results.size(), "more out arguments than results");
+      const at::Tensor& result = results[next++];
+      if (out.sizes() == result.sizes()) return;
+      if (out.numel() != 0) throw Unsupported("out= of another size than the result");
+      NoFakeGuard no_fake;
+      out.resize_(result.sizes());
+    });
+  for (int from : op.written_return) {
+    KILN_CHECK(from >= 0, op.op.name() + ": an out= op that returns a fresh tensor");
+    stack.push_back(args[from]);
+  }
+}
+
+void run_fake(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
+  switch (op.kind) {
+    case OpKind::View:
+    case OpKind::InPlaceView: {
+      // Native Meta kernels of views work on the fake itself, so results share its storage and version counter.
+      const c10::Device device = result_device(op, args);
+      const size_t first = stack.size();
+      stack.insert(stack.end(), args.begin(), args.end());
+      {
+        NoFakeGuard no_fake;
+        op.handle.callBoxed(stack);
+      }
+      for (size_t i = first; i < stack.size(); ++i) adopt(stack[i], device);
+      return;
+    }
+    case OpKind::InPlace: {
+      check_in_place(op, args);
+      bool all_written = true;
+      for (int from : op.written_return) all_written &= from >= 0;
+      if (!all_written) {  // returns fresh tensors besides what it writes, as _native_batch_norm_legit does
+        const size_t first = stack.size();
+        fresh_results(op, args, stack);
+        for (size_t i = 0; i < op.written_return.size(); ++i)
+          if (op.written_return[i] >= 0) stack[first + i] = args[op.written_return[i]];
+        return;
+      }
+      for (int from : op.written_return) stack.push_back(args[from]);
+      return;
+    }
+    case OpKind::Out:
+      run_out(op, args, stack);
+      return;
+    case OpKind::Functional:
+      fresh_results(op, args, stack);
+      return;
+  }
+}
+
+bool resolves_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  // repeat_interleave knows its size if it is told.
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i].name() == "output_size" && !args[i].isNone()) return true;
+  return false;
+}
+
+void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (op.needs_data && !resolves_data_need(op, args)) {
+    // index.Tensor carries the tag for its boolean masks only.
+    if (op.op == graph::Op("aten::index.Tensor")) {
+      bool mask = false;
+      for_each_tensor(args[1], [&](const at::Tensor& t) {
+        mask |= t.defined() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte);
+      });
+      if (!mask) return;
+    }
+    throw NeedsData(op.op);
+  }
+}
+
+void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const OpInfo& op = op_info(handle);
+  const size_t nargs = handle.schema().arguments().size();
+  const size_t first = stack->size() - nargs;
+  bool any_fake = false, any_real = false;
+  for (size_t i = first; i < stack->size(); ++i)
+    for_each_tensor((*stack)[i], [&](const at::Tensor& t) {
+      if (!t.defined()) return;
+      if (is_fake(t)) any_fake = true;
+      else if (t.dim() != 0 || !t.is_cpu()) any_real = true;
+    });
+  if (!any_fake && !op.factory) {  // constants among themselves: compute
+    handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake), stack);
+    return;
+  }
+  if (any_real) throw Unsupported("a tensor with data met a traced one in " + op.op.name());
+  torch::jit::Stack args(std::make_move_iterator(stack->begin() + static_cast<int64_t>(first)),
+                         std::make_move_iterator(stack->end()));
+  torch::jit::drop(*stack, nargs);
+  check_data_need(op, args);
+  const size_t results = stack->size();
+  {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    run_fake(op, args, *stack);
+  }
+  if (observer) observer->called(op, args, c10::ArrayRef<c10::IValue>(*stack).slice(results));
+}
+
+}  // namespace
+
+at::Tensor make_fake(const at::Tensor& real) {
+  const c10::DispatchKeySet keys = real.key_set();
+  if (real.layout() != c10::kStrided) throw Unsupported("a tensor of layout " + c10::str(real.layout()));
+  if (real.is_quantized()) throw Unsupported("a quantized tensor");
+  if (real.is_nested()) throw Unsupported("a nested tensor");
+  if (real.is_conj() || real.is_neg()) throw Unsupported("a lazily conjugated or negated tensor");
+  if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                        c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize})))
+    throw Unsupported("a tensor subclass or wrapper");
+  if (real.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) throw Unsupported("a tensor with symbolic sizes");
+  if (!real.has_storage()) throw Unsupported("a tensor without storage");
+  c10::InferenceMode mode(real.is_inference());
+  at::Tensor t = fake_over(storage_of(real.storage().nbytes()), real.scalar_type(), real.sizes(), real.strides(),
+                           real.storage_offset(), real.device());
+  if (real.unsafeGetTensorImpl()->is_wrapped_number()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (real.requires_grad()) {
+    if (real.is_leaf()) t.set_requires_grad(true);
+    else torch::autograd::impl::set_gradient_edge(t, torch::autograd::Edge(c10::make_intrusive<FakeInput>(), 0));
+  }
+  return t;
+}
+
+at::Tensor make_fake(const graph::TensorMeta& meta) {
+  const at::ScalarType dtype = scalar_type_of(meta.dtype);
+  const size_t itemsize = c10::elementSize(dtype);
+  const size_t nbytes = at::detail::computeStorageNbytes(meta.sizes, meta.strides, itemsize, meta.offset);
+  at::Tensor t = fake_over(storage_of(nbytes), dtype, meta.sizes, meta.strides, meta.offset, to_device(meta.device));
+  if (meta.requires_grad) t.set_requires_grad(true);
+  return t;
+}
+
+FakeObserverGuard::FakeObserverGuard(FakeObserver* o) : before_(std::exchange(observer, o)) {}
+FakeObserverGuard::~FakeObserverGuard() { observer = before_; }
+
+}  // namespace kiln::aten
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&kiln::aten::fake_fallback>());
+}

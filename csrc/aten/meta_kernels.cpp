@@ -1,0 +1,39 @@
+#include "aten/meta_kernels.h"
+
+#include <ATen/MetaFunctions.h>
+#include <ATen/Operators.h>
+
+#include <unordered_map>
+
+namespace kiln::aten {
+namespace {
+
+template <class Schema, Schema* function>
+c10::KernelFunction boxed() {
+  return c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(function));
+}
+
+template <class T>
+std::string name_of() {
+  std::string name = T::name;
+  if (*T::overload_name) name += std::string(".") + T::overload_name;
+  return name;
+}
+
+}  // namespace
+
+const c10::KernelFunction* meta_kernel(graph::Op op) {
+  static const auto& table = *[] {
+    auto* t = new std::unordered_map<graph::Op, c10::KernelFunction>();
+#define KILN_META(schema_struct, function)                       \
+  t->emplace(graph::Op(name_of<at::_ops::schema_struct>()),      \
+             boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&at::meta::function)>());
+#include "aten/meta_kernels.def"
+#undef KILN_META
+    return t;
+  }();
+  auto it = table.find(op);
+  return it == table.end() ? nullptr : &it->second;
+}
+
+}  // namespace kiln::aten

@@ -1,0 +1,108 @@
+#include "aten/schema.h"
+
+#include <mutex>
+#include <unordered_map>
+
+#include "aten/meta_kernels.h"
+#include "base/error.h"
+
+namespace kiln::aten {
+namespace {
+
+bool is_tensor_type(const c10::TypePtr& type) {
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType: return true;
+    case c10::TypeKind::OptionalType: return is_tensor_type(type->castRaw<c10::OptionalType>()->getElementType());
+    case c10::TypeKind::ListType: return is_tensor_type(type->castRaw<c10::ListType>()->getElementType());
+    default: return false;
+  }
+}
+
+std::string full_name(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+OpInfo make_info(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  OpInfo info(handle);
+  info.op = graph::Op(full_name(handle.operator_name()));
+  info.random = handle.hasTag(at::Tag::nondeterministic_seeded);
+  info.needs_data = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape);
+  bool out = false;
+  info.factory = true;
+  const auto& arguments = schema.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (is_tensor_type(arguments[i].type())) info.factory = false;
+    if (const auto* alias = arguments[i].alias_info(); alias && alias->isWrite()) {
+      info.written_args.push_back(static_cast<int>(i));
+      out |= arguments[i].is_out();
+    }
+  }
+  bool views = false;
+  for (const c10::Argument& ret : schema.returns()) {
+    int from = -1;
+    if (const auto* alias = ret.alias_info()) {
+      if (alias->isWrite()) {
+        for (int i : info.written_args)
+          if (arguments[i].alias_info()->beforeSets() == alias->beforeSets()) from = i;
+      } else {
+        views = true;
+      }
+    }
+    info.written_return.push_back(from);
+  }
+  if (!info.written_args.empty()) {
+    info.kind = out ? OpKind::Out : OpKind::InPlace;
+    const std::string& name = schema.name();
+    if (handle.hasTag(at::Tag::inplace_view) || name == "aten::resize_" || name == "aten::resize_as_" || name == "aten::set_")
+      info.kind = OpKind::InPlaceView;
+  } else if (views) {
+    info.kind = OpKind::View;
+  }
+  info.meta = meta_kernel(info.op);
+  return info;
+}
+
+std::mutex& mutex() {
+  static std::mutex m;
+  return m;
+}
+
+}  // namespace
+
+const OpInfo& op_info(const c10::OperatorHandle& handle) {
+  // Keyed by the schema's address: it is part of the operator's definition in the dispatcher and does not move.
+  static auto& table = *new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>>();
+  std::lock_guard lock(mutex());
+  auto& slot = table[&handle.schema()];
+  if (!slot) slot = std::make_unique<OpInfo>(make_info(handle));
+  return *slot;
+}
+
+const OpInfo* find_op(graph::Op op) {
+  static auto& table = *new std::unordered_map<graph::Op, const OpInfo*>();
+  {
+    std::lock_guard lock(mutex());
+    if (auto it = table.find(op); it != table.end()) return it->second;
+  }
+  const std::string& name = op.name();
+  const size_t colons = name.find("::");
+  if (colons == std::string::npos) return nullptr;
+  const size_t dot = name.find('.', colons);
+  auto handle = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
+  if (!handle) return nullptr;  // not remembered: a library may register it later
+  const OpInfo* info = &op_info(*handle);
+  std::lock_guard lock(mutex());
+  table.emplace(op, info);
+  return info;
+}
+
+const OpInfo& get_op(graph::Op op) {
+  const OpInfo* info = find_op(op);
+  KILN_CHECK(info, "no operator " + op.name());
+  return *info;
+}
+const OpInfo& get_op(std::string_view name) { return get_op(graph::Op(name)); }
+
+}  // namespace kiln::aten

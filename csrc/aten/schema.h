@@ -1,0 +1,50 @@
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+
+// The one place that knows what an operator's schema says: interned graph::Op <-> OperatorHandle, and what kind of op it is.
+namespace kiln::aten {
+
+/// What an operator does with its arguments' storages, read off its schema.
+enum class OpKind : uint8_t {
+  Functional,   // results are fresh tensors
+  View,         // results alias an argument and nothing is written ("Tensor(a)"), lists of views included
+  InPlace,      // writes its arguments and returns them, or returns nothing
+  InPlaceView,  // changes its argument's sizes, strides or offset (transpose_, resize_, set_, ...)
+  Out,          // out= variants
+};
+
+/// One operator of the dispatcher. Lives as long as the process.
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& h) : handle(h) {}
+  c10::OperatorHandle handle;
+  graph::Op op;
+  OpKind kind = OpKind::Functional;
+  /// By return: the argument that a write alias ("Tensor(a!)") returns, or -1.
+  std::vector<int> written_return;
+  /// Arguments that are written ("Tensor(a!)"), by position.
+  std::vector<int> written_args;
+  /// Draws from a generator.
+  bool random = false;
+  /// The result's value or shape depends on the data (item, nonzero, unique, equal, ...).
+  bool needs_data = false;
+  /// No tensor among its arguments: an op that makes tensors from nothing (zeros, randn, arange, ...).
+  bool factory = false;
+  /// at::meta kernel of this op, or null; see meta_kernels.def.
+  const c10::KernelFunction* meta = nullptr;
+  const c10::FunctionSchema& schema() const { return handle.schema(); }
+};
+
+/// The record of a registered operator; made at its first use. Thread-safe.
+const OpInfo& op_info(const c10::OperatorHandle& handle);
+/// By interned name ("aten::add.Tensor"). Null if the dispatcher has no such operator ("kiln::backward", "torch.relu").
+const OpInfo* find_op(graph::Op op);
+/// As find_op; throws InternalError if there is none.
+const OpInfo& get_op(graph::Op op);
+const OpInfo& get_op(std::string_view name);
+
+}  // namespace kiln::aten
