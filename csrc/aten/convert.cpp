@@ -331,7 +331,8 @@ std::vector<Arg> to_args(const c10::FunctionSchema& schema, c10::ArrayRef<c10::I
   std::vector<Arg> args;
   args.reserve(values.size());
   const auto& arguments = schema.arguments();
-  for (size_t i = 0; i < values.size(); ++i) args.push_back(from_ivalue(values[i], arguments.at(i).real_type(), arg_of));
+  for (size_t i = 0; i < values.size(); ++i)
+    args.push_back(from_ivalue(values[i], arguments.at(i).real_type(), arg_of));
   return args;
 }
 

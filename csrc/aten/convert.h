@@ -33,17 +33,19 @@ using TensorOf = std::function<at::Tensor(graph::Value)>;
 /// A number where the schema says Tensor becomes a wrapped number. Ints become floats where the schema says float; one
 /// int becomes a list where it says list. Throws InternalError if the argument does not fit the type.
 c10::IValue to_ivalue(const graph::Arg& arg, const c10::TypePtr& type, const TensorOf& tensor_of);
-/// Inverse of to_ivalue for constants and tensors; `arg_of` maps a defined tensor to its graph value, or to a number if it
-/// is a wrapped one. `type` is Argument::real_type(), which still tells dtypes, layouts and memory formats from ints.
-/// Throws Unsupported for kinds of arguments that a graph cannot hold (generators, objects, symbolic numbers).
+/// Inverse of to_ivalue for constants and tensors; `arg_of` maps a defined tensor to its graph value, or to a number if
+/// it is a wrapped one. `type` is Argument::real_type(), which still tells dtypes, layouts and memory formats from
+/// ints. Throws Unsupported for kinds of arguments that a graph cannot hold (generators, objects, symbolic numbers).
 using ValueOf = std::function<graph::Arg(const at::Tensor&)>;
 graph::Arg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const ValueOf& arg_of);
-/// The same with metadata in place of values, as the op table's rules take arguments; `meta` is called on defined tensors.
+/// The same with metadata in place of values, as the op table's rules take arguments; `meta` is called on defined
+/// tensors.
 using MetaArg = ops::BasicArg<const ops::TensorMeta*>;
 using MetaOf = std::function<MetaArg(const at::Tensor&)>;
 MetaArg from_ivalue(const c10::IValue& v, const c10::TypePtr& type, const MetaOf& meta);
 /// All arguments of a call, in schema order.
-std::vector<graph::Arg> to_args(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> values, const ValueOf& arg_of);
+std::vector<graph::Arg> to_args(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> values,
+                                const ValueOf& arg_of);
 /// A whole stack for callBoxed; missing trailing arguments take the schema's defaults.
 std::vector<c10::IValue> to_stack(const c10::FunctionSchema& schema, const std::vector<graph::Arg>& args,
                                   const TensorOf& tensor_of);
@@ -53,7 +55,8 @@ at::Scalar wrapped_number_value(const at::Tensor& t);
 
 /// Calls f on every tensor in `value`, undefined ones included: a tensor, an optional one, or a list.
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);
-/// Results of a boxed call, flattened to tensors in order. Throws Unsupported if one is neither a tensor nor a list of them.
+/// Results of a boxed call, flattened to tensors in order. Throws Unsupported if one is neither a tensor nor a list of
+/// them.
 std::vector<at::Tensor> flatten_tensors(c10::ArrayRef<c10::IValue> results);
 
 }  // namespace kiln::aten

@@ -21,6 +21,11 @@ struct FakeInput : torch::autograd::Node {
   std::string name() const override { return "FakeInput"; }
 };
 
+/// Whoever asks for a fake's address (numpy(), data_ptr()) gets an error in place of a null pointer.
+void deny_data(const c10::Storage& storage) {
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_("a traced tensor has no data");
+}
+
 at::Tensor fake_over(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                      int64_t offset, c10::Device device) {
   auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::Meta),
@@ -31,7 +36,9 @@ at::Tensor fake_over(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRe
 }
 
 c10::Storage storage_of(size_t nbytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+  deny_data(storage);
+  return storage;
 }
 
 /// A plain meta tensor like `t`, fake or real: what native Meta kernels take.
@@ -112,7 +119,8 @@ void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit
   if (op.meta) {
     op.meta->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } else {
-    if (log_enabled(Topic::fallback)) log_artifact(Topic::fallback, "shape from the dispatcher's Meta kernel", op.op.name());
+    if (log_enabled(Topic::fallback))
+      log_artifact(Topic::fallback, "shape from the dispatcher's Meta kernel", op.op.name());
     // An op without tensor arguments would otherwise be routed by the thread's included keys.
     c10::impl::ExcludeDispatchKeyGuard only_meta(c10::DispatchKeySet(
         {c10::DispatchKey::Fake, c10::DispatchKey::Functionalize, c10::DispatchKey::TESTING_ONLY_GenericMode}));
@@ -205,7 +213,11 @@ void run_fake(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Sta
       stack.insert(stack.end(), args.begin(), args.end());
       {
         NoFakeGuard no_fake;
+        // resize_ and set_ handle the storage itself.
+        if (op.kind == OpKind::InPlaceView)
+          args[0].toTensor().storage().unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
         op.handle.callBoxed(stack);
+        if (op.kind == OpKind::InPlaceView) deny_data(args[0].toTensor().storage());
       }
       for (size_t i = first; i < stack.size(); ++i) adopt(stack[i], device);
       return;
@@ -263,10 +275,13 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   for (size_t i = first; i < stack->size(); ++i)
     for_each_tensor((*stack)[i], [&](const at::Tensor& t) {
       if (!t.defined()) return;
-      if (is_fake(t)) any_fake = true;
-      else if (t.dim() != 0 || !t.is_cpu()) any_real = true;
+      if (is_fake(t))
+        any_fake = true;
+      else if (t.dim() != 0 || !t.is_cpu())
+        any_real = true;
     });
   if (!any_fake && !op.factory) {  // constants among themselves: compute
+    NoFakeGuard no_fake;
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake), stack);
     return;
   }
@@ -301,8 +316,10 @@ at::Tensor make_fake(const at::Tensor& real) {
                            real.storage_offset(), real.device());
   if (real.unsafeGetTensorImpl()->is_wrapped_number()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
   if (real.requires_grad()) {
-    if (real.is_leaf()) t.set_requires_grad(true);
-    else torch::autograd::impl::set_gradient_edge(t, torch::autograd::Edge(c10::make_intrusive<FakeInput>(), 0));
+    if (real.is_leaf())
+      t.set_requires_grad(true);
+    else
+      torch::autograd::impl::set_gradient_edge(t, torch::autograd::Edge(c10::make_intrusive<FakeInput>(), 0));
   }
   return t;
 }
@@ -321,6 +338,4 @@ FakeObserverGuard::~FakeObserverGuard() { observer = before_; }
 
 }  // namespace kiln::aten
 
-TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&kiln::aten::fake_fallback>());
-}
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&kiln::aten::fake_fallback>()); }

@@ -10,9 +10,9 @@
 #include "graph/graph.h"
 
 // Fake tensors: at::Tensors without data that report their true device, dtype, sizes and strides, so that PyTorch's own
-// C++ (composite ops, autograd, functionalization) runs on them unchanged. The boxed fallback on DispatchKey::Fake computes
-// results' metadata from, in this order: real views of the fake for view ops; kiln's shape rules; native C++ Meta kernels;
-// as a logged last resort, the dispatcher's Meta kernel, which may be Python.
+// C++ (composite ops, autograd, functionalization) runs on them unchanged. The boxed fallback on DispatchKey::Fake
+// computes results' metadata from, in this order: real views of the fake for view ops; kiln's shape rules; native C++
+// Meta kernels; as a logged last resort, the dispatcher's Meta kernel, which may be Python.
 namespace kiln::aten {
 
 /// Thrown by the Fake fallback for an op whose result depends on data (item, nonzero, equal, ...). Not a c10::Error: it
@@ -30,10 +30,10 @@ class NeedsData : public std::exception {
 
 inline bool is_fake(const at::Tensor& t) { return t.defined() && t.key_set().has(c10::DispatchKey::Fake); }
 
-/// A fake with the sizes, strides, offset, dtype, device and storage size of `real`. It requires grad if `real` does; one
-/// of a non-leaf has a grad_fn of its own (FakeInput), so that is_leaf, retain_grad and in-place rules are as for `real`.
-/// Inference tensors give inference fakes. Throws Unsupported for what is not a plain strided tensor: sparse, quantized, nested,
-/// named, conjugated or negated lazily, functorch wrappers, __torch_dispatch__ subclasses.
+/// A fake with the sizes, strides, offset, dtype, device and storage size of `real`. It requires grad if `real` does;
+/// one of a non-leaf has a grad_fn of its own (FakeInput), so that is_leaf, retain_grad and in-place rules are as for
+/// `real`. Inference tensors give inference fakes. Throws Unsupported for what is not a plain strided tensor: sparse,
+/// quantized, nested, named, conjugated or negated lazily, functorch wrappers, __torch_dispatch__ subclasses.
 at::Tensor make_fake(const at::Tensor& real);
 /// A fake leaf of this metadata over a storage of its own.
 at::Tensor make_fake(const graph::TensorMeta& meta);

@@ -61,13 +61,17 @@ Metas factory(const Call& call) {
   graph::TensorMeta m = defaults();
   m.sizes = call.find("size")->toIntVector();
   if (auto* fill = call.find("fill_value")) {
-    if (fill->isBool()) m.dtype = DType::Bool;
-    else if (fill->isInt()) m.dtype = DType::Int64;
-    else if (fill->isComplexDouble()) m.dtype = m.dtype == DType::Float64 ? DType::Complex128 : DType::Complex64;
+    if (fill->isBool())
+      m.dtype = DType::Bool;
+    else if (fill->isInt())
+      m.dtype = DType::Int64;
+    else if (fill->isComplexDouble())
+      m.dtype = m.dtype == DType::Float64 ? DType::Complex128 : DType::Complex64;
   }
   if (call.find("high")) m.dtype = DType::Int64;
   take_options(call, m);
-  if (auto* v = call.find("stride")) m.strides = v->toIntVector();
+  if (auto* v = call.find("stride"))
+    m.strides = v->toIntVector();
   else if (auto* f = call.find("memory_format"))
     m.strides = graph::strides_for(m.sizes, memory_format_of(static_cast<at::MemoryFormat>(f->toInt())));
   else
@@ -93,8 +97,10 @@ Metas new_like(const Call& call) {
   graph::TensorMeta m = fresh_like(call.args[0].toTensor());
   m.sizes = call.find("size")->toIntVector();
   take_options(call, m);
-  if (auto* v = call.find("stride")) m.strides = v->toIntVector();
-  else m.strides = graph::contiguous_strides(m.sizes);
+  if (auto* v = call.find("stride"))
+    m.strides = v->toIntVector();
+  else
+    m.strides = graph::contiguous_strides(m.sizes);
   return {m};
 }
 
@@ -125,7 +131,8 @@ const std::unordered_map<graph::Op, Rule>& rules() {
          "rand.generator", "randn.generator"},
         factory);
     add({"scalar_tensor"}, scalar_tensor);
-    add({"zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like", "randint_like", "_to_copy"}, like);
+    add({"zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like", "randint_like", "_to_copy"},
+        like);
     add({"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"}, new_like);
     add({"clone", "fill.Scalar", "fill.Tensor", "relu", "bernoulli", "bernoulli.p", "hardtanh", "hardswish",
          "lift_fresh_copy", "uniform", "normal_functional"},

@@ -25,9 +25,10 @@ std::string name_of() {
 const c10::KernelFunction* meta_kernel(graph::Op op) {
   static const auto& table = *[] {
     auto* t = new std::unordered_map<graph::Op, c10::KernelFunction>();
-#define KILN_META(schema_struct, function)                       \
-  t->emplace(graph::Op(name_of<at::_ops::schema_struct>()),      \
-             boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&at::meta::function)>());
+#define KILN_META(schema_struct, function)           \
+  t->emplace(                                        \
+      graph::Op(name_of<at::_ops::schema_struct>()), \
+      boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&at::meta::function)>());
 #include "aten/meta_kernels.def"
 #undef KILN_META
     return t;

@@ -11,10 +11,14 @@ namespace {
 
 bool is_tensor_type(const c10::TypePtr& type) {
   switch (type->kind()) {
-    case c10::TypeKind::TensorType: return true;
-    case c10::TypeKind::OptionalType: return is_tensor_type(type->castRaw<c10::OptionalType>()->getElementType());
-    case c10::TypeKind::ListType: return is_tensor_type(type->castRaw<c10::ListType>()->getElementType());
-    default: return false;
+    case c10::TypeKind::TensorType:
+      return true;
+    case c10::TypeKind::OptionalType:
+      return is_tensor_type(type->castRaw<c10::OptionalType>()->getElementType());
+    case c10::TypeKind::ListType:
+      return is_tensor_type(type->castRaw<c10::ListType>()->getElementType());
+    default:
+      return false;
   }
 }
 
@@ -54,7 +58,8 @@ OpInfo make_info(const c10::OperatorHandle& handle) {
   if (!info.written_args.empty()) {
     info.kind = out ? OpKind::Out : OpKind::InPlace;
     const std::string& name = schema.name();
-    if (handle.hasTag(at::Tag::inplace_view) || name == "aten::resize_" || name == "aten::resize_as_" || name == "aten::set_")
+    if (handle.hasTag(at::Tag::inplace_view) || name == "aten::resize_" || name == "aten::resize_as_" ||
+        name == "aten::set_")
       info.kind = OpKind::InPlaceView;
   } else if (views) {
     info.kind = OpKind::View;

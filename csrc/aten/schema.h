@@ -6,7 +6,8 @@
 
 #include "graph/graph.h"
 
-// The one place that knows what an operator's schema says: interned graph::Op <-> OperatorHandle, and what kind of op it is.
+// The one place that knows what an operator's schema says: interned graph::Op <-> OperatorHandle, and what kind of op
+// it is.
 namespace kiln::aten {
 
 /// What an operator does with its arguments' storages, read off its schema.
