@@ -26,6 +26,7 @@ using ops::MemoryFormat;
 using ops::Op;
 using ops::strides_for;
 using ops::TensorMeta;
+using ops::undefined_meta;
 
 class Node;
 /// The `index`-th result of a node; a null node is "no tensor" (an undefined tensor).

@@ -156,6 +156,7 @@ class Parser {
   TensorMeta type() {
     TensorMeta t;
     const std::string name = word("a dtype");
+    if (name == "none") return ops::undefined_meta();
     const auto dtype = dtype_from_name(name);
     if (!dtype) fail("unknown dtype '" + name + "'");
     t.dtype = *dtype;

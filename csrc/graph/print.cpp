@@ -65,6 +65,10 @@ void write_device(std::string& out, const Device& d) {
 }
 
 void write_meta(std::string& out, const TensorMeta& t) {
+  if (!t.defined) {
+    out += "none";
+    return;
+  }
   out += dtype_name(t.dtype);
   write_ints(out, t.sizes, '[', ']');
   if (t.strides != contiguous_strides(t.sizes)) write_ints(out, t.strides, '<', '>');

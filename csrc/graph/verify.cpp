@@ -1,24 +1,7 @@
 #include "graph/graph.h"
+#include "ops/ops.h"
 
 namespace kiln::graph {
-namespace {
-
-// In-place ops end in '_' ("aten::add_.Tensor", not "aten::__and__.Tensor"), out= overloads in "out"; the foreach ones
-// too.
-bool mutates(const Op& op) {
-  const std::string_view name = op.name();
-  const size_t start = name.find("::");
-  if (start == std::string_view::npos) return false;
-  const std::string_view rest = name.substr(start + 2);
-  const size_t dot = rest.find('.');
-  const std::string_view base = rest.substr(0, dot);
-  const std::string_view overload = dot == std::string_view::npos ? "" : rest.substr(dot + 1);
-  if (base.ends_with("_") && !base.ends_with("__")) return true;
-  return overload == "out" || overload.ends_with("_out");
-}
-
-}  // namespace
-
 void verify(const Graph& g, bool functional) {
   std::unordered_set<const Node*> seen;
   std::unordered_set<std::string_view> names;
@@ -46,7 +29,7 @@ void verify(const Graph& g, bool functional) {
       ++inputs;
     } else {
       KILN_CHECK(n.op.id() != 0, n.name + " has no operator");
-      if (functional) KILN_CHECK(!mutates(n.op), n.op.name() + " mutates in a functional graph");
+      if (functional) KILN_CHECK(!ops::mutates(n.op), n.op.name() + " mutates in a functional graph");
     }
     seen.insert(&n);
   }

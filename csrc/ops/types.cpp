@@ -99,6 +99,13 @@ bool TensorMeta::is_non_overlapping_and_dense() const {
   return true;
 }
 
+TensorMeta undefined_meta() {
+  TensorMeta t;
+  t.dtype = DType::Opaque;
+  t.defined = false;
+  return t;
+}
+
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t step = 1;

@@ -44,6 +44,8 @@ struct TensorMeta {
   int64_t offset = 0;
   Device device;
   bool requires_grad = false;
+  /// False: no tensor (an undefined result, such as a gradient that was not asked for); the other members mean nothing.
+  bool defined = true;
 
   int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
   int64_t numel() const;
@@ -53,6 +55,8 @@ struct TensorMeta {
   bool is_non_overlapping_and_dense() const;
   bool operator==(const TensorMeta&) const = default;
 };
+/// The metadata of "no tensor".
+TensorMeta undefined_meta();
 /// Row-major strides of `sizes`, in elements.
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes);
 /// Strides of `sizes` in the given format (Preserve is not a format here: InternalError).

@@ -22,7 +22,7 @@ constexpr const char* kText = R"(graph joint {
   input %x : f32[2, 3] grad
   input %w : bf16[4, 3, 5, 6]<90, 1, 18, 3>+7@cuda:1
   %relu = aten::relu(%x) : f32[2, 3] grad
-  %max = aten::max.dim(%relu, 1, False) : (f32[2], i64[2]) {no_grad}
+  %max = aten::max.dim(%relu, 1, False) : (f32[2], i64[2], none) {no_grad}
   %split = aten::split.Tensor(%x, 1, 0) : [f32[1, 3], f32[1, 3]+3]
   %one = aten::unbind.int(%x, 0) : [f32[2, 3]]
   %t = aten::index.Tensor(%x, [None, %max#1]) : f32[2, 2]

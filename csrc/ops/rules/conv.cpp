@@ -1,0 +1,110 @@
+#include "ops/rules/nn.h"
+
+namespace kiln::ops::rules {
+namespace {
+
+struct Window {
+  Ints stride, padding, dilation, output_padding;
+  bool transposed = false;
+  int64_t groups = 1;
+};
+
+Window window(Args args, size_t from, size_t spatial) {
+  Window w;
+  w.stride = expand_param(args[from], spatial, {1});
+  w.padding = expand_param(args[from + 1], spatial, {0});
+  w.dilation = expand_param(args[from + 2], spatial, {1});
+  w.transposed = args[from + 3].to_bool();
+  w.output_padding = expand_param(args[from + 4], spatial, {0});
+  w.groups = args[from + 5].to_int();
+  return w;
+}
+
+Ints output_sizes(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
+  Ints out{input.sizes[0], w.transposed ? weight.sizes[1] * w.groups : weight.sizes[0]};
+  for (size_t d = 2; d < input.sizes.size(); ++d) {
+    const size_t i = d - 2;
+    const int64_t kernel = w.dilation[i] * (weight.sizes[d] - 1) + 1;
+    if (w.transposed)
+      out.push_back((input.sizes[d] - 1) * w.stride[i] - 2 * w.padding[i] + kernel + w.output_padding[i]);
+    else
+      out.push_back((input.sizes[d] + 2 * w.padding[i] - kernel) / w.stride[i] + 1);
+  }
+  return out;
+}
+
+// The CPU kernels compute in channels-last if either operand is, except in float64, where oneDNN has no part, and then
+// only plain 2-d convolutions do.
+MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
+  const MemoryFormat a = suggest_format(input), b = suggest_format(weight);
+  for (const MemoryFormat f : {MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d}) {
+    if (input.sizes.size() != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
+    if (a != f && b != f) continue;
+    if (input.dtype == DType::Float64) {
+      const bool dilated = std::any_of(w.dilation.begin(), w.dilation.end(), [](int64_t d) { return d != 1; });
+      if (f != MemoryFormat::ChannelsLast || w.transposed || dilated) continue;
+    }
+    return f;
+  }
+  return MemoryFormat::Contiguous;
+}
+
+void check(const TensorMeta& input, const TensorMeta& weight, const TensorMeta* bias, const Window& w,
+           const Ints& out) {
+  const int64_t channels = w.transposed ? weight.sizes[0] : weight.sizes[1] * w.groups;
+  if (weight.dim() != input.dim()) shape_error("weight should have at least three dimensions");
+  if (input.sizes[1] != channels)
+    shape_error("Given " + std::string(w.transposed ? "transposed=1, " : "groups=" + std::to_string(w.groups) + ", ") +
+                "weight of size " + sizes_text(weight.sizes) + ", expected input" + sizes_text(input.sizes) +
+                " to have " + std::to_string(channels) + " channels, but got " + std::to_string(input.sizes[1]) +
+                " channels instead");
+  if (bias && (bias->dim() != 1 || bias->sizes[0] != out[1]))
+    shape_error("Given " + std::string(w.transposed ? "transposed=1, " : "") + "weight of size " +
+                sizes_text(weight.sizes) + ", expected bias to be 1-dimensional with " + std::to_string(out[1]) +
+                " elements, but got bias of size " + sizes_text(bias->sizes) + " instead");
+  if (input.dtype != weight.dtype)
+    shape_error("Input type (" + dtype_label(input.dtype) + ") and weight type (" + dtype_label(weight.dtype) +
+                ") should be the same");
+  if (w.transposed) return;
+  std::string padded, kernel;
+  bool small = false;
+  for (size_t d = 2; d < input.sizes.size(); ++d) {
+    const int64_t p = input.sizes[d] + 2 * w.padding[d - 2], k = w.dilation[d - 2] * (weight.sizes[d] - 1) + 1;
+    padded += (padded.empty() ? "" : " x ") + std::to_string(p);
+    kernel += (kernel.empty() ? "" : " x ") + std::to_string(k);
+    small |= p < k;
+  }
+  if (small)
+    shape_error("Calculated padded input size per channel: (" + padded + "). Kernel size: (" + kernel +
+                "). Kernel size can't be greater than actual input size");
+}
+
+}  // namespace
+
+Metas convolution(const OpInfo&, Args args) {
+  const TensorMeta &input = tensor(args, 0), &weight = tensor(args, 1);
+  if (weight.dim() < 3) shape_error("weight should have at least three dimensions");
+  if (input.dim() < 3) throw Unsupported("convolution of an unbatched input");
+  const Window w = window(args, 3, input.sizes.size() - 2);
+  if (input.dim() != weight.dim())
+    shape_error("Expected " + std::to_string(weight.dim()) + "-dimensional input for " + std::to_string(weight.dim()) +
+                "-dimensional weight " + sizes_text(weight.sizes) + ", but got " + std::to_string(input.dim()) +
+                "-dimensional input of size " + sizes_text(input.sizes) + " instead");
+  const Ints out = output_sizes(input, weight, w);
+  check(input, weight, maybe_tensor(args, 2), w, out);
+  return one(formatted(input, out, backend_format(input, weight, w)));
+}
+
+Metas convolution_backward(const OpInfo&, Args args) {
+  const TensorMeta &grad = tensor(args, 0), &input = tensor(args, 1), &weight = tensor(args, 2);
+  const Window w = window(args, 4, input.sizes.size() - 2);
+  const auto mask = args[10].to_ints();
+  const MemoryFormat f = backend_format(input, weight, w);
+  Metas out;
+  out.push_back(mask[0] ? formatted(input, input.sizes, f) : undefined_meta());
+  out.push_back(mask[1] ? formatted(weight, weight.sizes, f) : undefined_meta());
+  out.push_back(mask[2] ? contiguous(grad, {grad.sizes[1]}) : undefined_meta());
+  return out;
+}
+
+}  // namespace kiln::ops::rules

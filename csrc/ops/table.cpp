@@ -1,0 +1,147 @@
+#include <atomic>
+#include <mutex>
+#include <shared_mutex>
+
+#include "ops/ops.h"
+#include "ops/rules/rules.h"
+
+namespace kiln::ops {
+namespace {
+
+std::vector<OpInfo> make_table() {
+  using namespace rules;
+  using enum Kind;
+  std::vector<OpInfo> rows;
+#define KILN_OP(name, kind, flags, ...) rows.push_back({Op(name), kind, flags, __VA_ARGS__, nullptr});
+#include "ops/aten_copy.def"
+#include "ops/aten_foreach.def"
+#include "ops/aten_index.def"
+#include "ops/aten_nn.def"
+#include "ops/aten_pointwise.def"
+#include "ops/aten_reduction.def"
+#include "ops/aten_view.def"
+#undef KILN_OP
+  return rows;
+}
+
+// "aten::add_.Tensor" -> "aten::add.Tensor"; empty for names that are not in-place ones ("aten::__and__.Tensor").
+std::string functional_name(std::string_view name) {
+  const size_t start = name.find("::");
+  if (start == std::string_view::npos) return {};
+  const size_t dot = std::min(name.find('.', start), name.size());
+  const std::string_view base = name.substr(0, dot);
+  if (!base.ends_with('_') || base.ends_with("__")) return {};
+  return std::string(base.substr(0, base.size() - 1)) + std::string(name.substr(dot));
+}
+
+bool is_out_overload(std::string_view name) {
+  const size_t start = name.find("::");
+  if (start == std::string_view::npos) return false;
+  const size_t dot = name.find('.', start);
+  if (dot == std::string_view::npos) return false;
+  const std::string_view overload = name.substr(dot + 1);
+  return overload == "out" || overload.ends_with("_out");
+}
+
+class Registry {
+ public:
+  Registry() {
+    for (const OpInfo& info : table()) {
+      const bool fresh = known_.emplace(info.op, &info).second;
+      KILN_CHECK(fresh, "two rows for " + info.op.name());
+    }
+  }
+  const OpInfo* find(Op op) {
+    {
+      std::shared_lock lock(mutex_);
+      if (auto it = known_.find(op); it != known_.end()) return it->second;
+    }
+    const OpInfo* info = derive(op);
+    std::unique_lock lock(mutex_);
+    return known_.emplace(op, info).first->second;
+  }
+
+ private:
+  const OpInfo* derive(Op op) {
+    const std::string base = functional_name(op.name());
+    if (base.empty()) return nullptr;
+    const OpInfo* functional = find(Op(base));
+    if (!functional) return nullptr;
+    // Lives as long as the process, as the rows of the table do.
+    auto* info = new OpInfo(*functional);
+    info->op = op;
+    info->flags |= kMutates;
+    info->rule = rules::in_place;
+    info->functional = functional;
+    return info;
+  }
+  std::shared_mutex mutex_;
+  std::unordered_map<Op, const OpInfo*> known_;
+};
+
+Registry& registry() {
+  static auto* r = new Registry;
+  return *r;
+}
+
+std::atomic<DType> g_default_dtype{DType::Float32};
+
+}  // namespace
+
+const std::vector<OpInfo>& table() {
+  static const auto* rows = new std::vector<OpInfo>(make_table());
+  return *rows;
+}
+
+const OpInfo* lookup(Op op) { return registry().find(op); }
+
+std::vector<TensorMeta> infer(Op op, std::span<const Arg> args) {
+  const OpInfo* info = lookup(op);
+  if (!info || !info->rule) throw Unsupported("no shape rule for " + op.name());
+  return info->rule(*info, args);
+}
+
+bool is_random(Op op) {
+  const OpInfo* info = lookup(op);
+  return info && info->has(kRandom);
+}
+
+bool is_view(Op op) {
+  const OpInfo* info = lookup(op);
+  return info && info->kind == Kind::View;
+}
+
+bool is_pointwise(Op op) {
+  const OpInfo* info = lookup(op);
+  return info && info->kind == Kind::Pointwise;
+}
+
+bool mutates(Op op) {
+  if (const OpInfo* info = lookup(op)) return info->has(kMutates);
+  return !functional_name(op.name()).empty() || is_out_overload(op.name());
+}
+
+Recompute recompute_cost(Op op) {
+  const OpInfo* info = lookup(op);
+  if (!info || info->has(kRandom) || info->has(kMutates)) return Recompute::Never;
+  switch (info->kind) {
+    case Kind::View:
+    case Kind::Factory:
+      return Recompute::Free;
+    case Kind::Pointwise:
+    case Kind::Copy:
+      return Recompute::Cheap;
+    case Kind::MatMul:
+    case Kind::Convolution:
+    case Kind::Attention:
+    case Kind::Other:
+      return Recompute::Never;
+    default:
+      return Recompute::Dear;
+  }
+}
+
+DType default_dtype() { return g_default_dtype; }
+void set_default_dtype(DType t) { g_default_dtype = t; }
+
+}  // namespace kiln::ops

@@ -1,0 +1,31 @@
+#pragma once
+#include <Python.h>
+
+#include <memory>
+#include <vector>
+
+#include "graph/graph.h"
+#include "python/cpython/ref.h"
+
+// kiln's graphs as torch.fx.GraphModule, the form in which custom backends and AOT compilers get and return programs.
+// All functions need the GIL and throw py::PythonError with a Python exception set.
+namespace kiln::bindings {
+
+/// A torch-level graph as a GraphModule such as PyTorch users expect: placeholders, call_function nodes with the real
+/// callables, call_method nodes, `output` of a tuple. Op "target::N" calls targets[N]; "method.NAME" is a call_method;
+/// any other op is a dotted path that is imported ("torch.relu", "operator.add") or an ATen op. Nodes have
+/// meta["tensor_meta"] (torch.fx's TensorMetadata), meta["val"] and meta["example_value"] (a tensor on the meta device
+/// of the same shape, strides and dtype), meta["stack_trace"] and meta["nn_module_stack"] where known.
+py::Ref to_fx(const graph::Graph& g, const std::vector<py::Ref>& targets);
+
+/// An ATen-level graph (functional, or traced) as a GraphModule of torch.ops.aten calls, named as in the graph (AOT
+/// compilers see primals_1, tangents_1, ...). Keyword-only arguments become kwargs; arguments equal to their defaults
+/// are left out. Mutations of inputs become copy_ calls at the end.
+py::Ref aten_to_fx(const graph::Graph& g);
+
+/// A GraphModule of ATen calls as a graph: the inverse of aten_to_fx, for compilers that hand a changed module back.
+/// `inputs`: metadata of the placeholders, in order. Results' metadata come from the nodes' meta["val"] where it is a
+/// tensor, else from the ops' shape rules. Throws Unsupported for nodes that are no ATen calls.
+std::unique_ptr<graph::Graph> from_fx(PyObject* gm, const std::vector<graph::TensorMeta>& inputs);
+
+}  // namespace kiln::bindings
