@@ -1,0 +1,307 @@
+#include "runtime/attention/attention.h"
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "runtime/gemm/kernels.h"
+
+#define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+
+namespace kiln::runtime::attention {
+namespace {
+
+using gemm::kMaxTileRows;
+
+constexpr int64_t kQueryBlock = 64;  // rows of scores held at a time
+constexpr int64_t kKeyBlock = 512;   // columns of scores held at a time
+
+int64_t round_up(int64_t a, int64_t to) { return (a + to - 1) / to * to; }
+
+/// 64-byte aligned scratch of one thread, kept between calls.
+class Scratch {
+ public:
+  float* take(int64_t floats) {
+    const int64_t at = used_;
+    used_ += round_up(floats, 16);
+    return data_.get() + at;
+  }
+  /// Makes room for `floats` in all and starts again at the front.
+  void reset(int64_t floats) {
+    if (floats > size_) {
+      data_.reset(static_cast<float*>(std::aligned_alloc(64, round_up(floats * 4, 64))));
+      size_ = floats;
+    }
+    used_ = 0;
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> data_;
+  int64_t size_ = 0, used_ = 0;
+};
+Scratch& scratch() {
+  thread_local Scratch s;
+  return s;
+}
+
+/// Packed panels of a B operand with `k` steps and `n` columns.
+struct Panels {
+  float* data;
+  int64_t k, n;
+  gemm::PackedB layout() const { return gemm::PackedB(n); }
+  const float* panel(int64_t p) const { return data + layout().first_column(p) * k; }
+};
+int64_t panel_floats(int64_t k, int64_t n) { return k * round_up(n, 16); }
+
+/// Columns of B are rows of `src` (count x size): B = src^T.
+void pack_transposed(const float* src, int64_t row, int64_t count, int64_t size, const Panels& to) {
+  const auto layout = to.layout();
+  for (int64_t p = 0; p < layout.panels(); ++p) {
+    const int64_t j = layout.first_column(p), width = layout.width(p);
+    gemm::pack_panel(src + j * row, row, 1, std::min(width, count - j), size, width, const_cast<float*>(to.panel(p)));
+  }
+}
+/// B = src (count steps x size columns).
+void pack_plain(const float* src, int64_t row, int64_t count, int64_t size, const Panels& to) {
+  const auto layout = to.layout();
+  for (int64_t p = 0; p < layout.panels(); ++p) {
+    const int64_t j = layout.first_column(p), width = layout.width(p);
+    gemm::pack_panel(src + j, 1, row, std::min(width, size - j), count, width, const_cast<float*>(to.panel(p)));
+  }
+}
+
+/// C (rows x b.n) (+)= A B over the first `steps` steps; A's element (i, p) at a[i * row + p * step].
+/// Columns from `limit(i0)` on are not needed for the tile that starts at row i0.
+template <class Limit>
+void product(const float* a, int64_t row, int64_t step, int64_t rows, int64_t steps, const Panels& b, float* c,
+             int64_t ldc, bool accumulate, const Limit& limit) {
+  const auto layout = b.layout();
+  const int64_t mr = gemm::tile_rows();
+  for (int64_t p = 0; p < layout.panels(); ++p) {
+    const int64_t j = layout.first_column(p), width = layout.width(p);
+    for (int64_t i = 0; i < rows; i += mr) {
+      if (j >= limit(i)) continue;
+      const int64_t count = std::min(mr, rows - i);
+      const float* left_rows[kMaxTileRows];
+      float* c_rows[kMaxTileRows];
+      for (int64_t r = 0; r < count; ++r) {
+        left_rows[r] = a + (i + r) * row;
+        c_rows[r] = c + (i + r) * ldc + j;
+      }
+      gemm::micro_for(count, width)({1, &steps, left_rows, step, nullptr}, b.panel(p),
+                                    {c_rows, std::min(width, b.n - j), nullptr, accumulate});
+    }
+  }
+}
+constexpr auto kAll = [](int64_t) { return std::numeric_limits<int64_t>::max(); };
+
+/// e^x for x <= 0 or so: range reduction by ln 2 in two parts and a polynomial of degree 5 (Cephes' expf coefficients);
+/// error below 1 ulp there. -inf gives 0, NaN gives NaN.
+KILN_AVX512 inline __m512 exp512(__m512 x) {
+  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504088896341f)), 8);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), clamped);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.3981999507e-3f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1f));
+  y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+  y = _mm512_scalef_ps(y, n);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_mov_ps(y, nan, x);
+}
+
+KILN_AVX512 inline __mmask16 tail_mask(int64_t rest) {
+  return rest >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << rest) - 1);
+}
+
+/// row[0, n) = exp(scale * row - shift); returns the sum. row[n, to) = 0.
+KILN_AVX512 float exp_row(float* row, int64_t n, int64_t to, float scale, float shift) {
+  const __m512 f = _mm512_set1_ps(scale), d = _mm512_set1_ps(shift);
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t j = 0; j < to; j += 16) {
+    const __mmask16 valid = j < n ? tail_mask(n - j) : 0;
+    __m512 e = exp512(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(valid, row + j), f, d));
+    e = _mm512_maskz_mov_ps(valid, e);
+    sum = _mm512_add_ps(sum, e);
+    _mm512_mask_storeu_ps(row + j, tail_mask(to - j), e);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+KILN_AVX512 float max_row(const float* row, int64_t n) {
+  __m512 m = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  bool nan = false;
+  for (int64_t j = 0; j < n; j += 16) {
+    const __mmask16 valid = tail_mask(n - j);
+    const __m512 x = _mm512_mask_loadu_ps(m, valid, row + j);
+    nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
+    m = _mm512_max_ps(m, x);
+  }
+  return nan ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(m);
+}
+
+KILN_AVX512 void scale_row(float* row, int64_t n, float by) {
+  const __m512 f = _mm512_set1_ps(by);
+  for (int64_t j = 0; j < n; j += 16) {
+    const __mmask16 valid = tail_mask(n - j);
+    _mm512_mask_storeu_ps(row + j, valid, _mm512_mul_ps(f, _mm512_maskz_loadu_ps(valid, row + j)));
+  }
+}
+
+KILN_AVX512 float dot_row(const float* a, const float* b, int64_t n) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t j = 0; j < n; j += 16) {
+    const __mmask16 valid = tail_mask(n - j);
+    sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(valid, a + j), _mm512_maskz_loadu_ps(valid, b + j), sum);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+/// ds[0, n) = p * (dp - delta) * scale, in place in dp; dp[n, to) = 0.
+KILN_AVX512 void score_gradient_row(const float* p, float* dp, int64_t n, int64_t to, float delta, float scale) {
+  const __m512 d = _mm512_set1_ps(delta), f = _mm512_set1_ps(scale);
+  for (int64_t j = 0; j < to; j += 16) {
+    const __mmask16 valid = j < n ? tail_mask(n - j) : 0;
+    const __m512 g = _mm512_sub_ps(_mm512_maskz_loadu_ps(valid, dp + j), d);
+    const __m512 x = _mm512_mul_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(valid, p + j), g), f);
+    _mm512_mask_storeu_ps(dp + j, tail_mask(to - j), _mm512_maskz_mov_ps(valid, x));
+  }
+}
+
+/// Keys of the block that starts at `key0` which query `i` sees.
+int64_t visible(const Shape& s, int64_t i, int64_t key0, int64_t keys) {
+  return s.causal ? std::clamp<int64_t>(i + 1 - key0, 0, keys) : keys;
+}
+
+void forward_block(const Shape& s, In q, In k, In v, Out out, RowSums lse, int64_t b, int64_t h, int64_t i0) {
+  const int64_t d = s.head_size, hk = h / (s.heads / s.kv_heads), rows = std::min(kQueryBlock, s.queries - i0);
+  const int64_t span = std::min(kKeyBlock, s.keys);
+  Scratch& mem = scratch();
+  mem.reset(2 * panel_floats(span, round_up(d, 16)) + panel_floats(d, span) +
+            kQueryBlock * (round_up(span, 16) + d + 2) + 256);
+  float* const keys_packed = mem.take(panel_floats(d, span));
+  float* const values_packed = mem.take(panel_floats(span, d));
+  const int64_t ld = round_up(span, 16);
+  float *const scores = mem.take(kQueryBlock * ld), *const acc = mem.take(kQueryBlock * d);
+  float *const top = mem.take(kQueryBlock), *const sum = mem.take(kQueryBlock);
+  std::fill_n(top, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(sum, rows, 0.0f);
+  const int64_t last = s.causal ? std::min(s.keys, i0 + rows) : s.keys;
+  for (int64_t key0 = 0; key0 < last; key0 += kKeyBlock) {
+    const int64_t keys = std::min(kKeyBlock, last - key0);
+    const Panels kt{keys_packed, d, keys}, vp{values_packed, keys, d};
+    pack_transposed(k.at(b, hk, key0), k.row, keys, d, kt);
+    pack_plain(v.at(b, hk, key0), v.row, keys, d, vp);
+    product(q.at(b, h, i0), q.row, 1, rows, d, kt, scores, ld, false,
+            [&](int64_t i) { return visible(s, std::min(i0 + i + gemm::tile_rows(), i0 + rows) - 1, key0, keys); });
+    for (int64_t i = 0; i < rows; ++i) {
+      float* row = scores + i * ld;
+      const int64_t seen = visible(s, i0 + i, key0, keys);
+      const float high = seen ? max_row(row, seen) * s.scale : -std::numeric_limits<float>::infinity();
+      const float next = std::isnan(high) || high > top[i] ? high : top[i];
+      const float keep = top[i] == next ? 1.0f : std::exp(top[i] - next);
+      sum[i] = sum[i] * keep + exp_row(row, seen, keys, s.scale, next);
+      top[i] = next;
+      if (key0 > 0 && keep != 1.0f) scale_row(acc + i * d, d, keep);
+    }
+    product(scores, ld, 1, rows, keys, vp, acc, d, key0 > 0, kAll);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    scale_row(acc + i * d, d, 1.0f / sum[i]);
+    std::copy_n(acc + i * d, d, out.at(b, h, i0 + i));
+    lse.at(b, h, i0 + i) = top[i] + std::log(sum[i]);
+  }
+}
+
+void backward_head(const Shape& s, In grad_out, In q, In k, In v, In out, RowSums lse, Out grad_q, Out grad_k,
+                   Out grad_v, int64_t b, int64_t hk) {
+  const int64_t d = s.head_size, group = s.heads / s.kv_heads, span = std::min(kKeyBlock, s.keys),
+                ld = round_up(span, 16);
+  Scratch& mem = scratch();
+  mem.reset(2 * panel_floats(d, span) + panel_floats(span, d) + 2 * panel_floats(kQueryBlock, d) +
+            2 * kQueryBlock * ld + kQueryBlock + 2 * span * d + 256);
+  float *const kt_data = mem.take(panel_floats(d, span)), *const vt_data = mem.take(panel_floats(d, span));
+  float *const k_data = mem.take(panel_floats(span, d)), *const q_data = mem.take(panel_floats(kQueryBlock, d));
+  float *const g_data = mem.take(panel_floats(kQueryBlock, d)), *const p = mem.take(kQueryBlock * ld);
+  float *const ds = mem.take(kQueryBlock * ld), *const delta = mem.take(kQueryBlock);
+  float *const dk = mem.take(span * d), *const dv = mem.take(span * d);
+  for (int64_t key0 = 0; key0 < s.keys; key0 += kKeyBlock) {
+    const int64_t keys = std::min(kKeyBlock, s.keys - key0);
+    const Panels kt{kt_data, d, keys}, vt{vt_data, d, keys}, kp{k_data, keys, d};
+    pack_transposed(k.at(b, hk, key0), k.row, keys, d, kt);
+    pack_transposed(v.at(b, hk, key0), v.row, keys, d, vt);
+    pack_plain(k.at(b, hk, key0), k.row, keys, d, kp);
+    std::fill_n(dk, keys * d, 0.0f);
+    std::fill_n(dv, keys * d, 0.0f);
+    for (int64_t h = hk * group; h < (hk + 1) * group; ++h)
+      for (int64_t i0 = 0; i0 < s.queries; i0 += kQueryBlock) {
+        const int64_t rows = std::min(kQueryBlock, s.queries - i0);
+        const auto limit = [&](int64_t i) {
+          return visible(s, std::min(i0 + i + gemm::tile_rows(), i0 + rows) - 1, key0, keys);
+        };
+        if (limit(rows - 1) == 0) {  // no query of the block sees a key of this one
+          if (key0 == 0)
+            for (int64_t i = 0; i < rows; ++i) std::fill_n(grad_q.at(b, h, i0 + i), d, 0.0f);
+          continue;
+        }
+        const int64_t seen_by_all = limit(rows - 1);
+        const Panels qp{q_data, rows, d}, gp{g_data, rows, d};
+        pack_plain(q.at(b, h, i0), q.row, rows, d, qp);
+        pack_plain(grad_out.at(b, h, i0), grad_out.row, rows, d, gp);
+        product(q.at(b, h, i0), q.row, 1, rows, d, kt, p, ld, false, limit);
+        product(grad_out.at(b, h, i0), grad_out.row, 1, rows, d, vt, ds, ld, false, limit);
+        for (int64_t i = 0; i < rows; ++i) {
+          const int64_t seen = visible(s, i0 + i, key0, keys);
+          delta[i] = dot_row(grad_out.at(b, h, i0 + i), out.at(b, h, i0 + i), d);
+          exp_row(p + i * ld, seen, seen_by_all, s.scale, lse.at(b, h, i0 + i));
+          score_gradient_row(p + i * ld, ds + i * ld, seen, seen_by_all, delta[i], s.scale);
+        }
+        product(p, 1, ld, seen_by_all, rows, gp, dv, d, true, kAll);
+        product(ds, 1, ld, seen_by_all, rows, qp, dk, d, true, kAll);
+        const Panels kp_seen{k_data, keys, d};
+        product(ds, ld, 1, rows, seen_by_all, kp_seen, grad_q.at(b, h, i0), grad_q.row, key0 > 0, kAll);
+      }
+    for (int64_t j = 0; j < keys; ++j) {
+      std::copy_n(dk + j * d, d, grad_k.at(b, hk, key0 + j));
+      std::copy_n(dv + j * d, d, grad_v.at(b, hk, key0 + j));
+    }
+  }
+}
+
+}  // namespace
+
+bool supported(const Shape& s) {
+  return gemm::has_avx512() && s.head_size > 0 && s.head_size <= 256 && s.queries > 0 && s.keys > 0 && s.kv_heads > 0 &&
+         s.heads % s.kv_heads == 0;
+}
+
+void forward(const Shape& s, In q, In k, In v, Out out, RowSums lse, const gemm::Parallel& parallel) {
+  const int64_t blocks = (s.queries + kQueryBlock - 1) / kQueryBlock;
+  parallel(s.batch * s.heads * blocks, [&](int64_t task) {
+    const int64_t head = task / blocks;
+    forward_block(s, q, k, v, out, lse, head / s.heads, head % s.heads, task % blocks * kQueryBlock);
+  });
+}
+
+void backward(const Shape& s, In grad_out, In q, In k, In v, In out, RowSums lse, Out grad_q, Out grad_k, Out grad_v,
+              const gemm::Parallel& parallel) {
+  parallel(s.batch * s.kv_heads, [&](int64_t task) {
+    backward_head(s, grad_out, q, k, v, out, lse, grad_q, grad_k, grad_v, task / s.kv_heads, task % s.kv_heads);
+  });
+}
+
+}  // namespace kiln::runtime::attention
+#pragma GCC diagnostic pop
