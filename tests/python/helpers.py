@@ -1,0 +1,119 @@
+"""What the tests of compiled programs share: run in eager, run compiled, compare all that a user could see."""
+
+import copy
+
+import kiln
+import torch
+from kiln.testing import CompileCounter, difference
+
+
+def outcome(function, args, kwargs, seed=0):
+    """What a call did: its result or exception, its arguments afterwards, and the random generator's state."""
+    torch.manual_seed(seed)
+    try:
+        result = ("returned", function(*args, **kwargs))
+    except Exception as error:
+        result = ("raised", type(error), str(error))
+    return result, args, kwargs, torch.get_rng_state()
+
+
+def clone(tree, memo=None):
+    """A copy of arguments that keeps strides, storages shared between tensors, requires_grad and identities."""
+    memo = {} if memo is None else memo
+    if id(tree) in memo:
+        return memo[id(tree)]
+    if (
+        isinstance(tree, torch.Tensor)
+        and type(tree) is torch.Tensor
+        and tree.device.type == "cpu"
+        and tree.layout == torch.strided
+    ):
+        storage = memo.get(("storage", tree.untyped_storage()._cdata))
+        if storage is None:
+            storage = tree.untyped_storage().clone()
+            memo[("storage", tree.untyped_storage()._cdata)] = storage
+        new = torch.empty(0, dtype=tree.dtype)
+        new.set_(storage, tree.storage_offset(), tree.size(), tree.stride())
+        if tree.requires_grad:
+            new.requires_grad_(True)
+    elif type(tree) in (list, tuple):
+        new = type(tree)(clone(x, memo) for x in tree)
+    elif type(tree) is dict:
+        new = {k: clone(v, memo) for k, v in tree.items()}
+    else:
+        new = copy.deepcopy(tree, memo)
+    memo[id(tree)] = new
+    return new
+
+
+def check(function, *args, calls=2, grad=True, rtol=None, atol=None, seed=0, compare_rng=True, **options):
+    """Asserts that compiled equals eager for `calls` calls in a row: results, exceptions, what happened to the arguments,
+    random numbers, and gradients of the inputs (of the results' float sum). Arguments are copied for each side.
+    options go to kiln.compile. Returns the last compiled result.
+    """
+    eager_args, kiln_args = clone(args), clone(args)
+    compiled = kiln.compile(function, **options)
+    last = None
+    for call in range(calls):
+        ea, ka = clone(eager_args), clone(kiln_args)
+        expected = outcome(function, ea, {}, seed + call)
+        actual = outcome(compiled, ka, {}, seed + call)
+        found = difference(expected[0], actual[0], rtol, atol, f"call {call}: result")
+        assert found is None, found
+        found = difference(expected[1], actual[1], rtol, atol, f"call {call}: arguments afterwards")
+        assert found is None, found
+        if compare_rng:
+            assert torch.equal(expected[3], actual[3]), f"call {call}: the random generator is in another state"
+        assert aliasing(expected[0][1:], ea) == aliasing(actual[0][1:], ka), f"call {call}: aliasing differs"
+        if grad:
+            compare_gradients(expected[0], ea, actual[0], ka, rtol, atol, call)
+        last = actual[0][-1]
+    return last
+
+
+def tensors(tree, found=None):
+    found = [] if found is None else found
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+    elif isinstance(tree, list | tuple):
+        for x in tree:
+            tensors(x, found)
+    elif isinstance(tree, dict):
+        for x in tree.values():
+            tensors(x, found)
+    return found
+
+
+def aliasing(results, args):
+    """Which tensors share a storage, as indices of the first that has it; and which are the same object."""
+    everything = tensors(args) + tensors(results)
+    storages, objects, shape = {}, {}, []
+    for index, t in enumerate(everything):
+        storage = t.untyped_storage()._cdata if t.layout == torch.strided and t.numel() else ("none", index)
+        shape.append((storages.setdefault(storage, index), objects.setdefault(id(t), index)))
+    return shape
+
+
+def compare_gradients(expected, expected_args, actual, actual_args, rtol, atol, call):
+    roots = [[t for t in tensors(r[1:]) if t.requires_grad and t.grad_fn is not None] for r in (expected, actual)]
+    assert len(roots[0]) == len(roots[1]), f"call {call}: other outputs require gradients"
+    for found, args in zip(roots, (expected_args, actual_args)):
+        if found:
+            torch.manual_seed(0)
+            total = sum(
+                (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum()
+                for t in found
+            )
+            total.backward()
+    for index, (e, a) in enumerate(zip(tensors(expected_args), tensors(actual_args))):
+        if not e.is_leaf:
+            continue
+        found = difference(e.grad, a.grad, rtol, atol, f"call {call}: gradient of tensor {index} of the arguments")
+        assert found is None, found
+
+
+def graphs(function, *args, **options):
+    """How many graphs a backend is given while function(*args) runs compiled."""
+    counter = CompileCounter()
+    kiln.compile(function, backend=counter, **options)(*args)
+    return counter.frame_count

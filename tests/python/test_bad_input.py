@@ -1,0 +1,343 @@
+"""Bad input: eager's behaviour or a clear error, and the process goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import kiln
+import pytest
+import torch
+from helpers import check
+from kiln.testing import assert_same
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+def f(x):
+    return (x * 2).relu() + 1
+
+
+def works_afterwards():
+    assert_same(kiln.compile(f)(X), f(X))
+
+
+def test_backend_that_raises():
+    def broken(gm, example_inputs):
+        raise KeyError("no kernel")
+
+    with pytest.raises(kiln.exc.BackendError, match=r"broken.*raised KeyError.*no kernel") as caught:
+        kiln.compile(f, backend=broken)(X)
+    assert isinstance(caught.value.__cause__, KeyError)
+    works_afterwards()
+
+
+@pytest.mark.parametrize("thing", [None, 3, "text", (1, 2)])
+def test_backend_that_returns_no_callable(thing):
+    with pytest.raises(kiln.exc.BackendError, match="returns a callable"):
+        kiln.compile(f, backend=lambda gm, example_inputs: thing)(X)
+    works_afterwards()
+
+
+def test_backend_whose_callable_raises():
+    def backend(gm, example_inputs):
+        def run(*args):
+            raise OSError("lost")
+
+        return run
+
+    with pytest.raises(OSError, match="lost"):
+        kiln.compile(f, backend=backend)(X)
+    works_afterwards()
+
+
+@pytest.mark.parametrize("result", [None, 3, [], [1, 2, 3, 4]])
+def test_backend_whose_callable_returns_nonsense(result):
+    with pytest.raises((kiln.exc.KilnError, TypeError, ValueError)):
+        kiln.compile(f, backend=lambda gm, example_inputs: lambda *args: result)(X)
+    works_afterwards()
+
+
+def test_backend_that_changes_the_graph():
+    """A backend may: what it returns is what runs."""
+
+    def negate(gm, example_inputs):
+        for node in gm.graph.nodes:
+            if node.op == "output":
+                (value,) = node.args[0]
+                with gm.graph.inserting_before(node):
+                    new = gm.graph.call_function(torch.neg, (value,))
+                node.args = ((new,),)
+        gm.recompile()
+        return gm.forward
+
+    assert_same(kiln.compile(f, backend=negate)(X), -f(X))
+    works_afterwards()
+
+
+def test_backend_that_changes_example_inputs():
+    def scribble(gm, example_inputs):
+        example_inputs.clear()
+        return gm.forward
+
+    assert_same(kiln.compile(f, backend=scribble)(X), f(X))
+
+
+def test_backend_that_compiles_itself():
+    def nested(gm, example_inputs):
+        return kiln.compile(gm.forward, backend="eager")
+
+    assert_same(kiln.compile(f, backend=nested)(X), f(X))
+
+
+def test_functions_that_are_not_python():
+    for function, args in [
+        (torch.relu, (X,)),
+        (len, ([1, 2],)),
+        (max, (1, 2)),
+        (torch.nn.functional.relu, (X,)),
+        (int, None),
+    ]:
+        if args is None:
+            with pytest.raises(kiln.exc.UserError, match="not a class"):
+                kiln.compile(function)
+        else:
+            assert kiln.testing.same(kiln.compile(function)(*args), function(*args))
+
+
+def test_scripted_and_traced_functions():
+    traced = torch.jit.trace(f, (X,))
+    assert_same(kiln.compile(lambda x: traced(x) * 2)(X), f(X) * 2)
+
+
+def test_data_dependent_shape():
+    class Select(torch.nn.Module):
+        def forward(self, x):
+            kept = x[x > 0]
+            return kept * 2, kept.shape[0], torch.nonzero(x).sum(), torch.unique(x.round())
+
+    m = Select()
+    compiled = kiln.compile(m)
+    for x in (X, -X + 1, X * 0):
+        assert_same(compiled(x), m(x))
+
+
+def test_meta_tensors():
+    def g(x):
+        return (x * 2).sum(1), x.t()
+
+    x = torch.empty(3, 4, device="meta")
+    expected, actual = g(x), kiln.compile(g)(x)
+    for e, a in zip(expected, actual):
+        assert a.device.type == "meta" and a.shape == e.shape and a.stride() == e.stride()
+    assert_same(kiln.compile(g)(X), g(X))
+
+
+def test_recursion_without_end():
+    def endless(x):
+        return endless(x + 1)
+
+    compiled = kiln.compile(endless)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    try:
+        with pytest.raises(RecursionError):
+            compiled(X)
+    finally:
+        sys.setrecursionlimit(limit)
+    works_afterwards()
+
+
+def test_deep_but_finite_recursion():
+    def deep(x, n):
+        return x if n == 0 else deep(x + 1, n - 1)
+
+    check(lambda x: deep(x, 150), X, calls=1)
+
+
+def test_exception_half_way():
+    log = []
+
+    def g(x, table):
+        table["before"] = x + 1
+        x.add_(1)
+        log.append("one")
+        y = x * 2
+        table["value"] = y
+        table["missing key"]["deeper"] = 1
+        log.append("two")
+        return y
+
+    def run(function):
+        log.clear()
+        x, table = X.clone(), {}
+        with pytest.raises(KeyError) as caught:
+            function(x, table)
+        return x, table, list(log), str(caught.value)
+
+    compiled = kiln.compile(g)
+    assert_same(run(g), run(compiled))
+    assert_same(run(g), run(compiled))
+
+
+def test_shape_error_of_the_user_reads_as_in_eager():
+    def g(x):
+        return x @ x
+
+    with pytest.raises(RuntimeError) as expected:
+        g(X)
+    with pytest.raises(RuntimeError) as actual:
+        kiln.compile(g)(X)
+    assert str(actual.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_infinity(value):
+    check(lambda x: (x / x.sum()).softmax(1) + x.max(), X * value)
+
+
+def test_arguments_of_every_kind():
+    def g(*args, **kwargs):
+        return args[0] * 2, args[1:], kwargs
+
+    module = torch.nn.Linear(2, 2)
+    things = [None, 1, 2.5, "s", b"b", 1j, True, [1], (1,), {1: 2}, {3}, frozenset({4}), range(3), slice(1, 2), len, int, module, torch.float32,
+              torch.device("cpu"), torch.Size([1, 2]), object(), Ellipsis, NotImplemented, iter([1])]  # fmt: skip
+    compiled = kiln.compile(g)
+    for thing in things:
+        a, b, c = compiled(X, thing, k=thing)
+        assert_same(a, X * 2)
+        assert b == (thing,) and b[0] is thing and c["k"] is thing
+
+
+def test_tensor_subclass_with_torch_function():
+    class Logged(torch.Tensor):
+        calls = []
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.calls.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = X.clone().as_subclass(Logged)
+    expected = f(x)
+    names = list(Logged.calls)
+    Logged.calls.clear()
+    actual = kiln.compile(f)(x)
+    assert type(actual) is type(expected)
+    assert_same(actual.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+    assert [n for n in Logged.calls if n in names][: len(names)] == names
+
+
+def test_keyboard_interrupt_in_the_program():
+    def g(x):
+        y = x + 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kiln.compile(g)(X)
+    works_afterwards()
+
+
+def test_system_exit_and_generator_exit():
+    def g(x, kind):
+        y = x * 2
+        raise kind("bye")
+
+    for kind in (SystemExit, GeneratorExit):
+        with pytest.raises(kind):
+            kiln.compile(g)(X, kind)
+
+
+def test_ctrl_c_during_a_compile():
+    """A signal in the middle of a long compile: KeyboardInterrupt or a finished call, and kiln works afterwards."""
+
+    def long(x):
+        for i in range(3000):
+            x = torch.sin(x) * 1.01 + i
+        return x
+
+    small = X * 0.1
+    for delay in (0.05, 0.3):
+        kiln.reset()
+        timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
+        start = time.time()
+        try:
+            timer.start()
+            with kiln.config.patch(codegen=False):
+                kiln.compile(long)(small)
+            while time.time() - start < delay + 0.05:  # the signal may come after the call
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            pass
+        timer.join()
+    works_afterwards()
+
+
+def test_error_while_the_backend_runs_leaves_no_state():
+    state = {"fail": True}
+
+    def backend(gm, example_inputs):
+        if state["fail"]:
+            raise RuntimeError("first time")
+        return gm.forward
+
+    compiled = kiln.compile(f, backend=backend)
+    with pytest.raises(kiln.exc.BackendError):
+        compiled(X)
+    state["fail"] = False
+    assert_same(compiled(X), f(X))
+
+
+def test_changing_a_container_while_iterating():
+    def g(x, table):
+        for key in table:
+            table[key + "x"] = x
+        return x
+
+    check(g, X, {"a": 1})
+
+
+def test_module_without_forward():
+    with pytest.raises(NotImplementedError):
+        kiln.compile(torch.nn.Module())(X)
+
+
+def test_internal_failure_falls_back_with_one_warning(tmp_path):
+    """Without KILN_STRICT a failure inside kiln gives eager's result and one warning; with it, the error."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import warnings
+            import torch, kiln
+
+            def f(x):
+                return x.sin() + 1
+
+            def g(x):
+                return f(x) * 2
+
+            x = torch.ones(3)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    assert torch.equal(kiln.compile(g)(x), g(x))
+                    assert torch.equal(kiln.compile(f)(x), f(x))
+            print("warnings:", sum("kiln" in str(w.message) for w in caught))
+            """
+        )
+    )
+    package = Path(__file__).resolve().parent.parent.parent / "python"
+    for strict in ("0", "1"):
+        env = {**os.environ, "KILN_STRICT": strict, "KILN_INJECT_FAILURE": "lower", "PYTHONPATH": str(package)}
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=120)
+        if strict == "0":
+            assert done.returncode == 0, done.stderr[-2000:]
+            assert done.stdout.strip() == "warnings: 1"
+        else:
+            assert done.returncode != 0 and "InternalError" in done.stderr

@@ -1,0 +1,322 @@
+"""Graph breaks: where they happen, what is said about them, and that the program goes on as in eager."""
+
+import kiln
+import pytest
+import torch
+from helpers import check, graphs
+from kiln.testing import CompileCounter, assert_same
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+def toy_example(a, b):
+    x = a / (torch.abs(a) + 1)
+    if b.sum() < 0:
+        b = b * -1
+    return x * b
+
+
+def test_toy_example_gives_three_graphs():
+    counter = CompileCounter()
+    compiled = kiln.compile(toy_example, backend=counter)
+    torch.manual_seed(0)
+    for _ in range(100):
+        a, b = torch.randn(10), torch.randn(10)
+        assert_same(compiled(a, b), toy_example(a, b))
+    assert counter.frame_count == 3
+
+
+def test_fullgraph_names_the_branch():
+    compiled = kiln.compile(toy_example, fullgraph=True)
+    with pytest.raises(kiln.exc.GraphBreakError) as caught:
+        compiled(torch.randn(10), torch.randn(10))
+    text = str(caught.value)
+    line = toy_example.__code__.co_firstlineno + 2
+    assert "test_graph_breaks.py" in text and str(line) in text and "branch" in text
+    # The failure is no one-time affair.
+    with pytest.raises(kiln.exc.GraphBreakError):
+        compiled(torch.randn(10), torch.randn(10))
+
+
+def test_the_log_tells_cause_and_place(capfd):
+    kiln.set_logs("graph_breaks")
+    kiln.compile(toy_example)(torch.ones(3), torch.ones(3))
+    kiln.set_logs("")
+    text = capfd.readouterr().err
+    assert "test_graph_breaks.py" in text and "b.sum() < 0" in text
+
+
+def break_in_loop(x):
+    total = x
+    for i in range(4):
+        total = total + i
+        if total.sum() > 0:
+            total = total * 2
+        total = total - 1
+    return total
+
+
+def break_in_while(x):
+    n = 0
+    while x.sum() < 50:
+        x = x + 1
+        n += 1
+    return x, n
+
+
+def break_with_values_on_the_stack(x):
+    return [x + 1, (x * 2, float(x.sum().item()), x * 3), {"k": x.tolist(), "l": x - 1}, x.sum().item() + 1]
+
+
+def break_in_arguments(x):
+    def f(a, b, *, c):
+        return a + b * c
+
+    return f(x * 2, x.max().item(), c=int(x.min().item()))
+
+
+def break_in_callee(x):
+    def inner(t):
+        if t.sum() > 0:
+            return t * 2
+        return t * 3
+
+    return inner(x) + inner(-x) + 1
+
+
+def break_in_nested_callee(x):
+    def a(t):
+        return b(t + 1) * 2
+
+    def b(t):
+        t = t * 3
+        print(end="")
+        return t - 1
+
+    return a(x) + a(x * 2)
+
+
+def break_in_try(x):
+    try:
+        if x.sum() > 100:
+            x = x + 1
+        raise ValueError("v")
+    except ValueError:
+        x = x * 2
+        print(end="")
+        x = x - 1
+    finally:
+        x = x + 10
+        print(end="")
+    return x
+
+
+def break_in_with(x):
+    with torch.no_grad():
+        y = x * 2
+        if y.sum() > 100:
+            y = y + 1
+        z = y * 3
+    return x * z, z.requires_grad
+
+
+def break_in_comprehension(x):
+    return [row * float(row.sum().item()) for row in x]
+
+
+def break_in_generator(x):
+    def rows():
+        for row in x:
+            if row.sum() > 0:
+                yield row * 2
+            else:
+                yield row * 3
+
+    return torch.stack(list(rows())), sum(r.sum() for r in rows())
+
+
+def break_with_closure_cells(x):
+    count = 0
+
+    def bump(t):
+        nonlocal count
+        count += 1
+        return t + count
+
+    x = bump(x)
+    if x.sum() > 0:
+        x = bump(x)
+    x = bump(x)
+    return x, count, bump
+
+
+def break_with_unbound_local(x):
+    if x.sum() > 1e9:
+        y = x
+    try:
+        return y
+    except UnboundLocalError:
+        return x * 2
+
+
+def break_with_delete(x):
+    items = [x, x * 2]
+    print(end="")
+    del items[0]
+    z = items[0]
+    del items
+    return z + 1
+
+
+def break_in_boolean(x):
+    return x * 2 if (x.sum() > 0 and x.max() > 1) or x.min() < -100 else x * 3
+
+
+def break_in_assert(x):
+    assert x.sum() > -100, "small"
+    return x + 1
+
+
+def break_in_format(x):
+    text = f"{x.sum().item():.3f} {x.dim()}"
+    return x + len(text), text
+
+
+def break_in_chain_comparison(x):
+    return x + (1 if -100 < x.sum() < 100 else 2)
+
+
+def break_in_iteration_over_objects(x, items=(1, 2, 3)):
+    it = iter(items)
+    total = x
+    for i in it:
+        total = total * i
+        print(end="")
+        if i == 2:
+            break
+    return total, list(it)
+
+
+def break_in_match(x):
+    match int(x.abs().sum().item()):
+        case 0:
+            return x
+        case n if n > 5:
+            return x * n
+    return x - 1
+
+
+def many_breaks(x):
+    for _ in range(3):
+        x = x + 1
+        print(end="")
+        x = x * 2
+        print(end="")
+    return x
+
+
+def break_in_finally_with_return(x):
+    for i in range(3):
+        try:
+            if x.sum() > 0:
+                return x + i
+            continue
+        finally:
+            x = x + 5
+    return x
+
+
+def break_in_lambda(x):
+    f = lambda t: t * 2 if t.sum() > 0 else t * 3  # noqa: E731
+    return f(x), f(-x)
+
+
+def break_with_starred(x):
+    def f(*args, **kwargs):
+        return sum(args) + kwargs["k"]
+
+    values = [x, x * 2]
+    return f(*values, float(x.sum().item()), **{"k": x.max().item()})
+
+
+PROGRAMS = [v for k, v in list(globals().items()) if k.startswith("break_") or k == "many_breaks"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_program(program):
+    def compare(x):
+        result = program(x)
+        # Functions among the results are compared by calling them.
+        return (
+            [r(x) if callable(r) and not isinstance(r, torch.Tensor) else r for r in result]
+            if isinstance(result, tuple)
+            else result
+        )
+
+    check(program, X) if program is not break_with_closure_cells else check(compare, X)
+
+
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p is not break_with_closure_cells], ids=lambda f: f.__name__
+)
+def test_program_on_both_branches_and_under_autograd(program):
+    check(program, -X + 0.3)
+    check(program, (X + 1).requires_grad_(True))
+
+
+def test_compiled_code_after_a_break_is_reused():
+    counter = CompileCounter()
+    compiled = kiln.compile(many_breaks, backend=counter)
+    for _ in range(3):
+        compiled(X)
+    first = counter.frame_count
+    for _ in range(3):
+        compiled(X)
+    assert counter.frame_count == first
+
+
+def test_break_at_the_root_keeps_the_part_before():
+    def f(x):
+        y = x + 1
+        print(end="")
+        return y * 2
+
+    assert graphs(f, X) == 2
+
+
+def test_reasons_are_reported():
+    told = kiln.explain(break_in_loop)(X)
+    assert told.graph_break_count >= 1
+    reason = told.break_reasons[0]
+    assert reason.id and reason.cause and reason.line == break_in_loop.__code__.co_firstlineno + 4
+    assert reason.file == __file__
+    assert_same(told.result, break_in_loop(X))
+
+
+def test_resume_functions_are_named():
+    seen = []
+
+    def names(x):
+        import sys
+
+        x = x + 1
+        frame = sys._getframe()
+        seen.append(frame.f_code.co_name)
+        return x
+
+    kiln.compile(names)(X)
+    assert seen and (seen[0] == "names" or seen[0].startswith("__resume_at_"))
+
+
+def test_traceback_after_a_break_shows_the_users_lines():
+    import traceback
+
+    def f(x):
+        print(end="")
+        y = x + 1
+        return y.no_such_method()
+
+    with pytest.raises(AttributeError) as caught:
+        kiln.compile(f)(X)
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert last.filename == __file__ and "no_such_method" in last.line

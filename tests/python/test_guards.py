@@ -1,0 +1,384 @@
+"""What a compiled entry assumed is checked at each call: a change gives another entry or the right answer, never the old."""
+
+import collections
+
+import kiln
+import pytest
+import torch
+from kiln.testing import CompileCounter, assert_same
+from torch import nn
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+OFFSET = 1
+
+
+def calls(function, changes, fullgraph=True, compiles=None):
+    """Runs compiled and eager side by side; each change is a function that is called before a call."""
+    counter = CompileCounter()
+    compiled = kiln.compile(function, backend=counter, fullgraph=fullgraph)
+    for change in [lambda: (), *changes]:
+        args = change()
+        args = args if isinstance(args, tuple) and args else (X,)
+        assert_same(compiled(*args), function(*args))
+    if compiles is not None:
+        assert counter.frame_count == compiles
+    return counter
+
+
+def test_shapes_dtypes_and_strides():
+    def f(x):
+        return x * x.shape[0] + x.stride(0)
+
+    calls(
+        f,
+        [lambda: (X,), lambda: (X[:2],), lambda: (X.t(),), lambda: (X.double(),), lambda: (X,), lambda: (X[:2],)],
+        compiles=4,
+    )
+
+
+def test_requires_grad_and_grad_mode():
+    def f(x):
+        return x * 2
+
+    counter = CompileCounter()
+    compiled = kiln.compile(f, backend=counter)
+    assert not compiled(X).requires_grad
+    assert compiled(X.clone().requires_grad_(True)).requires_grad
+    with torch.no_grad():
+        assert not compiled(X.clone().requires_grad_(True)).requires_grad
+    n = counter.frame_count
+    assert compiled(X.clone().requires_grad_(True)).requires_grad and not compiled(X).requires_grad
+    assert counter.frame_count == n
+
+
+def test_global_value():
+    def f(x):
+        return x + OFFSET
+
+    def change(value):
+        def apply():
+            globals()["OFFSET"] = value
+            return ()
+
+        return apply
+
+    try:
+        calls(f, [change(2), change(2), change(2.5), change(1)], compiles=3)
+    finally:
+        globals()["OFFSET"] = 1
+
+
+def test_global_function_is_replaced(monkeypatch):
+    def f(x):
+        return helper(x) + 1  # noqa: F821
+
+    monkeypatch.setitem(globals(), "helper", lambda x: x * 2)
+    compiled = kiln.compile(f)
+    assert_same(compiled(X), X * 2 + 1)
+    monkeypatch.setitem(globals(), "helper", lambda x: x * 3)
+    assert_same(compiled(X), X * 3 + 1)
+
+
+def test_builtin_is_shadowed():
+    def f(x):
+        return x * len([1, 2])
+
+    compiled = kiln.compile(f)
+    assert_same(compiled(X), X * 2)
+    globals()["len"] = lambda items: 7
+    try:
+        assert_same(compiled(X), X * 7)
+    finally:
+        del globals()["len"]
+    assert_same(compiled(X), X * 2)
+
+
+def test_closure_cell():
+    k = 1
+
+    def f(x):
+        return x * k
+
+    compiled = kiln.compile(f)
+    assert_same(compiled(X), X)
+    k = 5
+    assert_same(compiled(X), X * 5)
+
+
+def test_containers():
+    config = {"scale": 2, "items": [1, 2], "name": "a"}
+
+    def f(x):
+        for item in config["items"]:
+            x = x + item
+        if config["name"] == "a" and "extra" not in config:
+            x = x * config["scale"]
+        return x
+
+    calls(
+        f,
+        [
+            lambda: config.update(scale=3) or (),
+            lambda: config["items"].append(5) or (),
+            lambda: config.update(name="b") or (),
+            lambda: config.update(name="a") or (),
+            lambda: config.update(extra=None) or (),
+            lambda: config.pop("extra") or (),
+            lambda: config["items"].__setitem__(0, 10) or (),
+            lambda: config.update(items=(1,)) or (),
+        ],
+    )
+
+
+def test_key_order():
+    table = {"a": 2, "b": 3}
+
+    def f(x):
+        for i, v in enumerate(table.values()):
+            x = x * v + i
+        return x
+
+    calls(f, [lambda: table.update(a=table.pop("a")) or ()])
+
+
+def test_attributes_of_instances_and_classes():
+    class Holder:
+        factor = 2
+
+        def scale(self, x):
+            return x * self.factor
+
+    h = Holder()
+
+    def f(x):
+        return h.scale(x)
+
+    def patch():
+        Holder.scale = lambda self, x: x - self.factor
+        return ()
+
+    calls(
+        f,
+        [
+            lambda: setattr(h, "factor", 3) or (),
+            lambda: delattr(h, "factor") or (),
+            lambda: setattr(Holder, "factor", 7) or (),
+            patch,
+            lambda: setattr(h, "scale", lambda x: x * 100) or (),
+        ],
+        fullgraph=False,
+    )
+
+
+def test_type_of_an_argument():
+    def f(x, k):
+        return x * (k + k if isinstance(k, int) else 3)
+
+    counter = CompileCounter()
+    compiled = kiln.compile(f, backend=counter)
+    for k in (1, 2.0, True, "s", None, 1, 1.0, 2):
+        assert_same(compiled(X, k), f(X, k))
+
+
+def test_none_and_tensor():
+    def f(x, mask=None):
+        return x if mask is None else x * mask
+
+    counter = CompileCounter()
+    compiled = kiln.compile(f, backend=counter)
+    for mask in (X, None, X, None):
+        assert_same(compiled(X, mask), f(X, mask))
+    assert counter.frame_count == 1  # without a mask there is nothing to compile
+
+
+def test_nan_and_signed_zero():
+    def f(x, k):
+        return x * k
+
+    compiled = kiln.compile(f)
+    for k in (0.0, -0.0, float("nan"), 0.0, float("nan"), 1, 1.0, True):
+        expected, actual = f(X, k), compiled(X, k)
+        assert_same(actual, expected)
+        assert torch.equal(torch.signbit(actual), torch.signbit(expected))
+
+
+def test_nan_does_not_recompile_each_time():
+    counter = CompileCounter()
+    compiled = kiln.compile(lambda x, k: x * k, backend=counter)
+    for _ in range(4):
+        compiled(X, float("nan"))
+    assert counter.frame_count == 1
+
+
+def test_same_and_different_objects():
+    def f(x, y, items):
+        if x is y:
+            return x + items[0]
+        return x - items[0]
+
+    compiled = kiln.compile(f)
+    other = X.clone()
+    for args in ((X, other, [X]), (X, X, [X]), (X, other, [other]), (X, other, [X.clone()])):
+        assert_same(compiled(*args), f(*args))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.scale = 2.0
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.drop(x) * self.scale
+
+
+MODULE_CHANGES = {
+    "attribute": lambda m: setattr(m, "scale", 3.0),
+    "mode": lambda m: m.eval(),
+    "weights in place": lambda m: m.layers[0].weight.data.mul_(2),
+    "a parameter": lambda m: setattr(m.layers[1], "weight", nn.Parameter(torch.ones(4, 4))),
+    "a layer": lambda m: m.layers.__setitem__(1, nn.Tanh()),
+    "another layer": lambda m: m.layers.append(nn.Linear(4, 4)),
+    "frozen": lambda m: m.requires_grad_(False),
+    "no bias": lambda m: setattr(m.layers[2], "bias", None),
+    "dtype": lambda m: m.layers.__delitem__(0),
+    "hook": lambda m: m.layers[0].register_forward_hook(lambda mod, args, out: out + 10),
+    "pre hook": lambda m: m.register_forward_pre_hook(lambda mod, args: (args[0] * 2,)),
+    "forward of the instance": lambda m: setattr(m.layers[0], "forward", lambda x: x * 0.5),
+}
+
+
+@pytest.mark.parametrize("change", MODULE_CHANGES)
+def test_change_of_a_module(change):
+    torch.manual_seed(0)
+    net = Net()
+    compiled = kiln.compile(net)
+
+    def compare():
+        torch.manual_seed(1)
+        expected = net(X)
+        torch.manual_seed(1)
+        assert_same(compiled(X), expected)
+
+    compare()
+    compare()
+    MODULE_CHANGES[change](net)
+    compare()
+    compare()
+
+
+def test_class_attribute_of_a_module_class():
+    class Local(nn.Module):
+        gain = 2
+
+        def forward(self, x):
+            return x * self.gain
+
+    m = Local()
+    compiled = kiln.compile(m)
+    assert_same(compiled(X), X * 2)
+    Local.gain = 4
+    assert_same(compiled(X), X * 4)
+    Local.forward = lambda self, x: x + self.gain
+    assert_same(compiled(X), X + 4)
+
+
+def test_function_code_and_defaults_are_replaced():
+    def f(x, k=2):
+        return x * k
+
+    def g(x):
+        return f(x)
+
+    compiled = kiln.compile(g)
+    assert_same(compiled(X), X * 2)
+    f.__defaults__ = (5,)
+    assert_same(compiled(X), X * 5)
+    f.__code__ = (lambda x, k: x + k).__code__
+    assert_same(compiled(X), X + 5)
+
+
+def test_default_dtype():
+    def f(x):
+        return x.sum() + torch.ones(2)
+
+    compiled = kiln.compile(f)
+    assert compiled(X).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    assert_same(compiled(X), f(X))
+
+
+def test_recompile_limit_runs_eager_and_says_so_once():
+    seen = []
+
+    def f(x, k):
+        return x * k
+
+    counter = CompileCounter()
+    with kiln.config.patch(recompile_limit=3):
+        compiled = kiln.compile(f, backend=counter)
+        with pytest.warns(UserWarning, match="recompile") as caught:
+            for k in range(10):
+                assert_same(compiled(X, k), X * k)
+        seen = [w for w in caught if "recompile" in str(w.message)]
+    assert len(seen) == 1
+    assert counter.frame_count == 3
+
+
+def test_reset_forgets():
+    counter = CompileCounter()
+    compiled = kiln.compile(lambda x: x + 1, backend=counter)
+    compiled(X)
+    compiled(X)
+    kiln.reset()
+    compiled(X)
+    assert counter.frame_count == 2
+
+
+def test_two_compiled_callables_of_one_function_have_their_own_backends():
+    def f(x):
+        return x + 1
+
+    a, b = CompileCounter(), CompileCounter()
+    kiln.compile(f, backend=a)(X)
+    kiln.compile(f, backend=b)(X)
+    assert (a.frame_count, b.frame_count) == (1, 1)
+
+
+def test_objects_die():
+    """Compiled code keeps no tensor of a call alive."""
+    import gc
+    import weakref
+
+    def f(x, box):
+        box.append(x * 2)
+        return x + 1
+
+    compiled = kiln.compile(f)
+    x = X.clone()
+    box = collections.UserList()
+    out = compiled(x, [])
+    refs = [weakref.ref(x), weakref.ref(out)]
+    del x, out, box
+    gc.collect()
+    assert [r() for r in refs] == [None, None]
+
+
+def test_memory_does_not_grow():
+    import gc
+
+    compiled = kiln.compile(lambda x, log: (log.append(x), x * 2)[1])
+
+    def count():
+        gc.collect()
+        return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+
+    for _ in range(3):
+        compiled(X.clone(), [])
+    before = count()
+    for _ in range(20):
+        compiled(X.clone(), [])
+    assert count() <= before + 1

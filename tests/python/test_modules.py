@@ -1,0 +1,274 @@
+"""Compiled modules: the wrapper is the module to everything but the call."""
+
+import copy
+import io
+import pickle
+
+import kiln
+import pytest
+import torch
+from kiln.testing import CompileCounter, assert_same
+from torch import nn
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Net(nn.Module):
+    """A small net."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU())
+        self.head = nn.Linear(width, 2)
+        self.note = "here"
+
+    def forward(self, x, scale=1.0):
+        return self.head(self.body(x)) * scale
+
+    def helper(self):
+        return self.note.upper()
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    net = Net()
+    return net, kiln.compile(net)
+
+
+def test_is_the_same_kind(pair):
+    net, compiled = pair
+    assert isinstance(compiled, Net) and isinstance(compiled, nn.Module) and isinstance(compiled, kiln.OptimizedModule)
+    assert not isinstance(net, kiln.OptimizedModule)
+    assert compiled._orig_mod is net
+    assert type(compiled).__name__ == "Net" and repr(compiled) == repr(net)
+    assert compiled.__doc__ == "A small net."
+
+
+def test_attributes_go_both_ways(pair):
+    net, compiled = pair
+    assert compiled.note == "here" and compiled.helper() == "HERE" and compiled.head is net.head
+    compiled.note = "there"
+    assert net.note == "there"
+    net.fresh = 3
+    assert compiled.fresh == 3
+    del compiled.fresh
+    assert not hasattr(net, "fresh")
+    with pytest.raises(AttributeError, match="nothing"):
+        compiled.nothing
+
+
+def test_state_dict_keys_and_loading(pair):
+    net, compiled = pair
+    assert list(compiled.state_dict()) == list(net.state_dict())
+    other = Net()
+    compiled.load_state_dict(other.state_dict())
+    assert_same(net.head.weight, other.head.weight)
+    buffer = io.BytesIO()
+    torch.save(compiled.state_dict(), buffer)
+    buffer.seek(0)
+    Net().load_state_dict(torch.load(buffer))
+
+
+def test_parameters_and_modes(pair):
+    net, compiled = pair
+    assert [id(p) for p in compiled.parameters()] == [id(p) for p in net.parameters()]
+    assert [n for n, _ in compiled.named_modules()] == [n for n, _ in net.named_modules()]
+    compiled.eval()
+    assert not net.training and not net.body.training
+    compiled.double()
+    assert net.head.weight.dtype == torch.float64
+    compiled.zero_grad()
+    assert compiled.apply(lambda m: None) is compiled
+
+
+def test_results(pair):
+    net, compiled = pair
+    reference = copy.deepcopy(net)
+    for scale in (1.0, 2.0):
+        assert_same(compiled(X, scale=scale), reference(X, scale=scale))
+    assert_same(net.state_dict(), reference.state_dict())  # BatchNorm's statistics, the number of batches
+
+
+def test_hooks(pair):
+    net, compiled = pair
+    reference = copy.deepcopy(net)
+    events = {"ours": [], "reference": []}
+    for module, key in ((compiled, "ours"), (reference, "reference")):
+        module.register_forward_pre_hook(lambda m, args, key=key: events[key].append("pre"))
+        module.register_forward_hook(lambda m, args, out: out * 2)
+        module.head.register_forward_hook(lambda m, args, out, key=key: events[key].append(tuple(out.shape)))
+        module.register_full_backward_hook(lambda m, gi, go, key=key: events[key].append("backward"))
+    for module in (compiled, reference):
+        for _ in range(2):
+            x = X.clone().requires_grad_(True)
+            module(x).sum().backward()
+    assert events["ours"] == events["reference"]
+    assert_same(net.head.weight.grad, reference.head.weight.grad)
+
+
+def test_removed_hook(pair):
+    net, compiled = pair
+    reference = copy.deepcopy(net)
+    compiled(X), reference(X)
+    handle = compiled.register_forward_hook(lambda m, args, out: out + 100)
+    assert_same(compiled(X), reference(X) + 100)
+    handle.remove()
+    assert_same(compiled(X), reference(X))
+
+
+def test_copies(pair):
+    net, compiled = pair
+    twin = copy.deepcopy(compiled)
+    assert isinstance(twin, kiln.OptimizedModule) and isinstance(twin, Net) and twin._orig_mod is not net
+    with torch.no_grad():
+        twin.head.weight.zero_()
+    assert net.head.weight.abs().sum() > 0
+    assert_same(twin.eval()(X), twin._orig_mod(X))
+
+
+def test_pickle(pair):
+    net, compiled = pair
+    back = pickle.loads(pickle.dumps(compiled))
+    assert isinstance(back, kiln.OptimizedModule) and isinstance(back, Net)
+    assert_same(back.eval()(X), copy.deepcopy(net).eval()(X))
+
+
+def test_as_a_child(pair):
+    net, compiled = pair
+    parent = nn.Sequential(compiled, nn.Softmax(1))
+    assert list(parent.state_dict())[0] == "0.body.0.weight"
+    reference = nn.Sequential(copy.deepcopy(net), nn.Softmax(1))
+    assert_same(parent(X), reference(X))
+    assert_same(kiln.compile(parent)(X), reference(X))
+
+
+def test_compiling_a_compiled_module(pair):
+    net, compiled = pair
+    again = kiln.compile(compiled)
+    assert again._orig_mod is net
+    assert_same(again.eval()(X), net.eval()(X))
+
+
+def test_in_place():
+    torch.manual_seed(0)
+    net, reference = Net(), None
+    reference = copy.deepcopy(net)
+    counter = CompileCounter()
+    assert kiln.compile_in_place(net, backend=counter) is net
+    assert type(net) is Net
+    assert_same(net(X), reference(X))
+    assert counter.frame_count == 1
+    twin = copy.deepcopy(net)
+    assert_same(twin(X), reference(X))
+    pickle.loads(pickle.dumps(net))
+
+
+def test_bound_forward_and_method_of_a_module():
+    torch.manual_seed(0)
+    net = Net().eval()
+    assert_same(kiln.compile(net.forward)(X, 2.0), net(X, 2.0))
+
+
+def test_decorated_forward():
+    class Decorated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        @kiln.compile
+        def forward(self, x):
+            return self.fc(x).relu()
+
+    a, b = Decorated(), Decorated()
+    for m in (a, b):
+        assert_same(m(X), m.fc(X).relu())
+
+
+class WithSlots(nn.Module):
+    registry = []
+
+    def __init_subclass__(cls, tag=None, **kwargs):
+        WithSlots.registry.append((cls.__name__, tag))
+
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+    def forward(self, x):
+        return x * 2
+
+    def __len__(self):
+        return 0
+
+
+def test_unusual_class():
+    m = WithSlots()
+    before = list(WithSlots.registry)
+    compiled = kiln.compile(m)
+    assert WithSlots.registry == before  # the wrapper's class is not announced
+    assert len(compiled) == 0
+    assert_same(compiled(X), X * 2 + 1)
+
+
+def test_optimizer_through_the_wrapper_and_training_converges():
+    torch.manual_seed(0)
+    net = Net(16)
+    compiled = kiln.compile(net)
+    optimizer = torch.optim.Adam(compiled.parameters(), lr=0.05)
+    target = torch.randn(2, 2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(compiled(X), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+
+
+def test_shared_parameters_and_buffers():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4, bias=False)
+            self.b = nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            self.steps += 1
+            return self.b(self.a(x)) * self.steps
+
+    torch.manual_seed(0)
+    net = Tied()
+    reference = copy.deepcopy(net)
+    compiled = kiln.compile(net)
+    for _ in range(3):
+        for m in (compiled, reference):
+            m.zero_grad()
+            m(X).sum().backward()
+    assert_same(net.a.weight.grad, reference.a.weight.grad)
+    assert_same(net.steps, reference.steps)
+
+
+def test_state_written_in_forward():
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+            self.last = None
+            self.history = []
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = x * self.calls
+            self.history.append(self.last.shape)
+            return self.last + 1
+
+    with kiln.config.patch(recompile_limit=20):
+        net, reference = Stateful(), Stateful()
+        compiled = kiln.compile(net)
+        for _ in range(3):
+            assert_same(compiled(X), reference(X))
+        assert (net.calls, net.history) == (3, reference.history)
+        assert_same(net.last, reference.last)

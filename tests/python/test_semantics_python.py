@@ -1,0 +1,889 @@
+"""Python as users write it: each program does in kiln what it does in eager."""
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+import operator
+import typing
+
+import kiln
+import pytest
+import torch
+from helpers import check, graphs
+from kiln.testing import CompileCounter, assert_same
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+Y = torch.linspace(0.5, 3, 12).reshape(3, 4)
+SCALE = 2.0
+COUNTER = {"calls": 0}
+
+
+def straight(x, y):
+    return torch.cos(x) + torch.sin(y)
+
+
+def branch_on_python_value(x, flag=True, *, factor=3):
+    if flag and factor > 2:
+        x = x * factor
+    elif factor:
+        x = x - factor
+    return x.relu()
+
+
+def loops(x):
+    total = x
+    for i in range(3):
+        if i == 1:
+            continue
+        total = total + i
+        for j in (1, 2):
+            total = total * j
+            if j == 2:
+                break
+        else:
+            total = total * 100
+    while total.shape[0] > 3:
+        total = total[1:]
+    return total
+
+
+def comprehensions(x):
+    rows = [row * i for i, row in enumerate(x) if i != 1]
+    table = {k: v.sum() for k, v in zip("abc", x)}
+    numbers = {n % 3 for n in range(7)}
+    lazy = sum(v for v in (r.mean() for r in x))
+    return rows, table, sorted(numbers), lazy
+
+
+def closures(x):
+    scale = 2
+
+    def inner(t):
+        nonlocal scale
+        scale += 1
+        return t * scale
+
+    a = inner(x)
+    b = inner(x)
+    return a + b, scale
+
+
+def argument_forms(x, *args, k=1, **kwargs):
+    def takes(a, /, b, *rest, c=2, **more):
+        return a + b + sum(rest) + c + sum(more.values())
+
+    return takes(x, 1, 2, 3, c=k, d=4) + len(args) + len(kwargs)
+
+
+def starred_calls(x):
+    args = [x, 1]
+    kwargs = {"c": 3}
+
+    def f(a, b, c):
+        return a * b + c
+
+    first, *middle, last = range(5)
+    return f(*args, **kwargs), f(*(x, 2), c=first), middle, last
+
+
+def lists_and_dicts(x):
+    items = [x]
+    items.append(x + 1)
+    items.extend([x * 2, x * 3])
+    items.insert(0, x - 1)
+    popped = items.pop()
+    items[1] = items[1] * 10
+    del items[0]
+    items.reverse()
+    d = {"a": x}
+    d["b"] = x + 1
+    d.update(c=x + 2, a=x * 5)
+    d.setdefault("e", x)
+    e = d.pop("b")
+    merged = {**d, "z": 1}
+    return items, popped, d, e, list(merged), "a" in d, len(items), merged.get("none", 3)
+
+
+def sets_and_tuples(x):
+    s = {1, 2, 3}
+    s.add(4)
+    s.discard(1)
+    t = (x, x + 1)
+    a, b = t
+    return a * len(s), t + (b,), s | {9}, t[::-1], (1, 2) < (1, 3)
+
+
+def strings(x):
+    name = f"{x.dim()}d-{'x'.upper()}-{3.14159:.2f}"
+    if name.startswith("2d") and "X" in name.split("-"):
+        x = x + len(name)
+    return x, name, "%s=%d" % ("n", x.shape[0]), "{:>4}".format(7)
+
+
+def exceptions_inside(x):
+    try:
+        if x.dim() == 2:
+            raise ValueError("two")
+        x = x + 100
+    except ValueError as error:
+        x = x + len(str(error))
+    else:
+        x = x - 5
+    finally:
+        x = x * 2
+    try:
+        {}["missing"]
+    except (KeyError, IndexError):
+        x = x + 1
+    return x
+
+
+def nested_try(x):
+    result = []
+    try:
+        try:
+            raise KeyError("k")
+        finally:
+            result.append("inner")
+    except LookupError:
+        result.append("outer")
+        try:
+            raise TypeError from None
+        except TypeError:
+            result.append("again")
+    return x * len(result), result
+
+
+@contextlib.contextmanager
+def doubled(log):
+    log.append("enter")
+    try:
+        yield 2
+    finally:
+        log.append("exit")
+
+
+class Manager:
+    def __init__(self):
+        self.events = []
+
+    def __enter__(self):
+        self.events.append("in")
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.events.append(kind.__name__ if kind else "out")
+        return kind is ZeroDivisionError
+
+
+def context_managers(x):
+    log = []
+    with doubled(log) as two, Manager() as m:
+        x = x * two
+    with m:
+        1 / 0
+    with contextlib.nullcontext():
+        x = x + 1
+    with contextlib.suppress(KeyError):
+        raise KeyError
+    return x, log, m.events
+
+
+def grad_modes(x):
+    a = x * 2
+    with torch.no_grad():
+        b = x * 3
+        with torch.enable_grad():
+            c = x * 4
+    with torch.set_grad_enabled(False):
+        d = a + 1
+    return a, b, c, d, a.requires_grad, b.requires_grad
+
+
+def generators(x):
+    def powers(n):
+        value = x
+        for _ in range(n):
+            got = yield value
+            value = value * (got or 2)
+
+    g = powers(3)
+    first = next(g)
+    second = g.send(5)
+    rest = list(g)
+
+    def chain():
+        yield from powers(2)
+        return 7
+
+    return first, second, rest, list(chain())
+
+
+def builtins(x):
+    values = list(map(lambda t: t * 2, [x, x + 1]))
+    kept = list(filter(lambda n: n % 2, range(6)))
+    total = functools.reduce(operator.add, values)
+    pairs = list(zip(kept, reversed(kept)))
+    return (
+        values, kept, total, pairs, any(kept), all(kept), max(3, 1, 2), min([4, 5]), sum([1, 2]), abs(-3), round(2.567, 1),
+        sorted([3, 1, 2], key=lambda n: -n), isinstance(x, torch.Tensor), callable(x), divmod(7, 2), hasattr(x, "nothing"),
+        getattr(x, "nothing", 5), list(enumerate("ab", 1)), int("12"), float("1.5"), str(3), bool([]), pow(2, 5), chr(65), type(x) is torch.Tensor,
+    )  # fmt: skip
+
+
+def math_and_itertools(x):
+    a = math.sqrt(x.shape[1]) + math.pi + math.floor(2.7)
+    n = list(itertools.chain([1], (2, 3))) + list(itertools.islice(itertools.count(5), 2))
+    p = list(itertools.product((1, 2), "ab"))
+    acc = list(itertools.accumulate([1, 2, 3]))
+    return x * a, n, p, acc, math.inf, math.isnan(math.nan)
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def enums(x, color=Color.BLUE):
+    if color is Color.RED:
+        return x
+    return x * color.value, color.name
+
+
+@dataclasses.dataclass
+class Point:
+    x: torch.Tensor
+    y: int = 3
+    tags: list = dataclasses.field(default_factory=list)
+
+    def scaled(self, k):
+        return dataclasses.replace(self, x=self.x * k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: int
+    b: torch.Tensor
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class Triple(typing.NamedTuple):
+    a: torch.Tensor
+    b: int = 1
+
+    def total(self):
+        return self.a.sum() + self.b
+
+
+def records(x):
+    p = Point(x)
+    p.tags.append("new")
+    q = p.scaled(2)
+    f = Frozen(1, x + 1)
+    pair = Pair(x, 2)
+    left, right = pair
+    t = Triple(x)
+    return p, q.x + f.a + f.b, pair, left * right, t.total(), t._replace(b=5)
+
+
+class Base:
+    kind = "base"
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def apply(self, x):
+        return x * self.scale
+
+    @property
+    def twice(self):
+        return self.scale * 2
+
+    @twice.setter
+    def twice(self, value):
+        self.scale = value / 2
+
+    @classmethod
+    def make(cls, scale):
+        return cls(scale)
+
+    @staticmethod
+    def add(a, b):
+        return a + b
+
+    def __call__(self, x):
+        return self.apply(x)
+
+    def __getitem__(self, key):
+        return self.scale + key
+
+    def __len__(self):
+        return 4
+
+    def __eq__(self, other):
+        return isinstance(other, Base) and self.scale == other.scale
+
+    def __hash__(self):
+        return hash(self.scale)
+
+    def __add__(self, other):
+        return type(self)(self.scale + other)
+
+    def __contains__(self, item):
+        return item == self.scale
+
+    def __getattr__(self, name):
+        if name.startswith("dyn_"):
+            return len(name)
+        raise AttributeError(name)
+
+
+class Derived(Base):
+    kind = "derived"
+
+    def apply(self, x):
+        return super().apply(x) + 1
+
+
+def classes(x):
+    d = Derived.make(3)
+    d.twice = 10
+    return (
+        d(x), d.twice, Base.add(x, d[1]), len(d), d == Derived(5.0), (d + 1).scale, 5.0 in d, d.dyn_abc, d.kind,
+        isinstance(d, Base), issubclass(Derived, Base), hasattr(d, "missing"), bool(d),
+    )  # fmt: skip
+
+
+def local_class(x):
+    class Local:
+        value = 3
+
+        def run(self, t):
+            return t * self.value
+
+    return Local().run(x)
+
+
+def lambdas_and_partials(x):
+    add = functools.partial(torch.add, x)
+    scale = functools.partial(lambda a, b, c=1: a * b + c, c=4)
+    return add(1), scale(x, 2), (lambda *a: sum(a))(x, x)
+
+
+@functools.lru_cache(maxsize=None)
+def cached(n):
+    return n * 2
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs) + 1
+
+    return wrapper
+
+
+@decorated
+def plus(x, k=1):
+    """Adds."""
+    return x + k
+
+
+def decorators(x):
+    return plus(x, k=2), plus.__name__, cached(3)
+
+
+def matching(x, command=("scale", 2)):
+    match command:
+        case ("scale", int(n)) if n > 1:
+            return x * n
+        case {"shift": s}:
+            return x + s
+        case _:
+            return x
+
+
+def match_mapping(x):
+    return matching(x, {"shift": 3}), matching(x, []), matching(x, ("scale", 1))
+
+
+def walrus_and_chains(x):
+    if (n := x.shape[0]) > 2 and 0 < n < 10 <= 10:
+        x = x + n
+    a = b = x * 2
+    a += 1
+    return x if n else -x, a, b, not n, n or 5, n and 6, None is None
+
+
+def deletes(x):
+    y = x + 1
+    z = [y, x]
+    del y
+    del z[0]
+    try:
+        y  # noqa: F821
+    except UnboundLocalError:
+        return z, "unbound"
+    return z, "bound"
+
+
+def slices_of_lists(x):
+    items = [x + i for i in range(5)]
+    items[1:3] = [x * 10]
+    return items[::2], items[-1], items[1:3], items * 2, [*items, 1], items == items
+
+
+def ordered_containers(x):
+    d = collections.OrderedDict(a=x, b=x + 1)
+    d.move_to_end("a")
+    q = collections.deque([x], maxlen=2)
+    q.append(x + 1)
+    q.append(x + 2)
+    dd = collections.defaultdict(list)
+    dd["k"].append(x)
+    c = collections.Counter("aab")
+    return list(d), list(q), dict(dd), c["a"]
+
+
+def recursion(x, depth=4):
+    return x if depth == 0 else recursion(x + depth, depth - 1)
+
+
+def size_arithmetic(x):
+    n, m = x.shape
+    out = x.reshape(n * m // 2, 2).sum(0) / (n + m)
+    return out, x.size(0), x.numel(), x.shape[-1] % 3, tuple(x.shape), x.ndim, len(x)
+
+
+def type_queries(x):
+    if x.dtype is torch.float32 and x.device.type == "cpu" and not x.is_cuda and x.is_floating_point():
+        return x.to(torch.float64) + torch.finfo(x.dtype).eps
+    return x
+
+
+def assertions(x):
+    assert x.shape[0] == 3, "three rows"
+    return x + 1
+
+
+def imports(x):
+    from math import tau
+
+    import torch.nn.functional as functional
+
+    return functional.relu(x) * tau
+
+
+def global_read(x):
+    return x * SCALE
+
+
+def unpack_tensor(x):
+    a, b, c = x
+    first, *rest = x.unbind(1)
+    return a + b * c, first, rest
+
+
+PROGRAMS = [
+    branch_on_python_value, loops, comprehensions, closures, argument_forms, starred_calls, lists_and_dicts, sets_and_tuples,
+    strings, exceptions_inside, nested_try, context_managers, grad_modes, generators, builtins, math_and_itertools, enums, records,
+    classes, local_class, lambdas_and_partials, decorators, matching, match_mapping, walrus_and_chains, deletes, slices_of_lists,
+    ordered_containers, recursion, size_arithmetic, type_queries, assertions, imports, global_read, unpack_tensor,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_program(program):
+    check(program, X)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_program_under_autograd(program):
+    check(program, X.clone().requires_grad_(True))
+
+
+# What must not merely be right, but be one graph.
+WHOLE = [
+    branch_on_python_value, loops, comprehensions, closures, argument_forms, starred_calls, lists_and_dicts, sets_and_tuples,
+    strings, exceptions_inside, context_managers, grad_modes, generators, enums, records, local_class, lambdas_and_partials,
+    matching, walrus_and_chains, recursion, size_arithmetic, type_queries, assertions, global_read, unpack_tensor,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", WHOLE, ids=lambda f: f.__name__)
+def test_one_graph(program):
+    assert graphs(program, X, fullgraph=True) == 1
+
+
+def test_two_arguments():
+    check(straight, X, Y)
+
+
+# --- side effects -----------------------------------------------------------------------------------------------------
+
+
+def test_writes_to_arguments_and_globals():
+    def f(x, log, table, box):
+        log.append(x * 2)
+        log[0] = x - 1
+        table["new"] = x + 1
+        table.pop("old")
+        box.value = x * 3
+        box.count += 1
+        COUNTER["calls"] += 1
+        return x + len(log)
+
+    class Box:
+        pass
+
+    def run(function):
+        COUNTER["calls"] = 0
+        box = Box()
+        box.count = 1
+        log, table = [1], {"old": 1, "kept": 2}
+        results = [function(X, log, table, box) for _ in range(2) if table.setdefault("old", 1)]
+        return results, log, table, vars(box), dict(COUNTER)
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_effects_keep_identity():
+    def f(x, log):
+        t = x * 2
+        log.append(t)
+        log.append(t)
+        return t
+
+    log = []
+    out = kiln.compile(f)(X, log)
+    assert log[0] is log[1] is out
+
+
+def test_argument_returned_is_the_argument():
+    def f(x, items):
+        return x, items, items[0]
+
+    items = [Y]
+    a, b, c = kiln.compile(f)(X, items)
+    assert a is X and b is items and c is Y
+
+
+def test_nonlocal_and_global_writes():
+    state = 0
+
+    def f(x):
+        nonlocal state
+        global SCALE
+        state += 1
+        SCALE = SCALE + 1
+        return x * SCALE + state
+
+    global SCALE
+    before = SCALE
+    try:
+        compiled = kiln.compile(f)
+        first = compiled(X)
+        assert state == 1 and SCALE == before + 1
+        assert_same(first, X * SCALE + 1)
+        second = compiled(X)
+        assert state == 2
+        assert_same(second, X * SCALE + 2)
+    finally:
+        SCALE = before
+
+
+def test_print_order_and_output(capsys):
+    def f(x):
+        print("before")
+        y = x + 1
+        print("after", y.shape)
+        return y * 2
+
+    f(X)
+    expected = capsys.readouterr().out
+    out = kiln.compile(f)(X)
+    assert capsys.readouterr().out == expected
+    assert_same(out, f(X))
+
+
+def test_iterator_argument_advances():
+    def f(x, it):
+        return x * next(it)
+
+    def run(function):
+        it = iter([2, 3, 4])
+        return [function(X, it) for _ in range(3)]
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_object_made_inside_and_kept_outside():
+    class Node:
+        def __init__(self, value, next=None):
+            self.value = value
+            self.next = next
+
+    def f(x, registry):
+        a = Node(x)
+        b = Node(x * 2, a)
+        a.next = b
+        registry["last"] = b
+        return b
+
+    registry = {}
+    out = kiln.compile(f)(X, registry)
+    assert registry["last"] is out and out.next.next is out
+    assert_same(out.next.value, X)
+
+
+# --- exceptions of the user's code -------------------------------------------------------------------------------------
+
+
+def raises_in_the_middle(x, log):
+    log.append(1)
+    y = x * 2
+    log.append(y)
+    if x.dim() == 2:
+        raise RuntimeError(f"no {x.dim()}d")
+    log.append(2)
+    return y
+
+
+def raises_from_torch(x, log):
+    log.append(x + 1)
+    return x @ torch.ones(7, 7)
+
+
+def raises_from_python(x, log):
+    log.append(x + 1)
+    return {"a": x}[x.shape[0]]
+
+
+def raises_custom(x, log):
+    class Special(Exception):
+        pass
+
+    log.append(x * 5)
+    try:
+        raise Special("inner")
+    except Special as error:
+        raise ValueError("outer") from error
+
+
+def raises_in_callee(x, log):
+    return [raises_in_the_middle(x, log)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [raises_in_the_middle, raises_from_torch, raises_from_python, raises_custom, raises_in_callee],
+    ids=lambda f: f.__name__,
+)
+def test_exception_leaves_what_eager_leaves(program):
+    check(program, X, [0])
+
+
+def test_exception_has_the_users_traceback():
+    import traceback
+
+    try:
+        kiln.compile(raises_in_callee)(X, [])
+    except RuntimeError as error:
+        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        assert names[-2:] == ["raises_in_callee", "raises_in_the_middle"]
+        assert error.__cause__ is None
+    else:
+        pytest.fail("nothing was raised")
+
+
+def test_calls_after_an_exception_work():
+    compiled = kiln.compile(raises_in_the_middle)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no 2d"):
+            compiled(X, [])
+    log = []
+    assert_same(compiled(X[0], log), X[0] * 2)
+    assert len(log) == 3
+
+
+# --- callables -----------------------------------------------------------------------------------------------------------
+
+
+def test_methods_static_class_and_partials():
+    d = Derived(2)
+    for f in (d.apply, Derived.make, Derived.add, functools.partial(d.apply), d, torch.relu, operator.neg):
+        args = (3,) if f == Derived.make else (X, 1) if f is Derived.add else (X,)
+        expected, actual = f(*args), kiln.compile(f)(*args)
+        assert expected == actual if isinstance(expected, Base) else kiln.testing.same(expected, actual)
+
+
+def test_decorator_forms():
+    @kiln.compile
+    def a(x):
+        """Doc."""
+        return x + 1
+
+    @kiln.compile(fullgraph=True, backend="eager")
+    def b(x):
+        return x + 1
+
+    assert a.__name__ == "a" and a.__doc__ == "Doc."
+    assert_same(a(X), X + 1)
+    assert_same(b(X), X + 1)
+
+
+def test_decorated_method_binds():
+    class Model:
+        def __init__(self, k):
+            self.k = k
+
+        @kiln.compile
+        def run(self, x, *, bias=0):
+            return x * self.k + bias
+
+    m, n = Model(2), Model(3)
+    assert_same(m.run(X, bias=1), X * 2 + 1)
+    assert_same(n.run(X), X * 3)
+    assert_same(Model.run(m, X), X * 2)
+
+
+def test_compiling_twice_is_compiling_once():
+    counter = CompileCounter()
+    f = kiln.compile(kiln.compile(straight, backend=counter), backend=counter)
+    f(X, Y)
+    assert counter.frame_count == 1
+
+
+def test_compiled_function_in_compiled_function():
+    inner = kiln.compile(straight)
+
+    def outer(x, y):
+        return inner(x, y) * 2
+
+    check(outer, X, Y)
+    assert graphs(outer, X, Y) == 1
+
+
+def test_default_and_keyword_arguments_change():
+    counter = CompileCounter()
+    compiled = kiln.compile(branch_on_python_value, backend=counter)
+    for args, kwargs in [((X,), {}), ((X, False), {}), ((X,), {"factor": 1}), ((X,), {"flag": True, "factor": 3})]:
+        assert_same(compiled(*args, **kwargs), branch_on_python_value(*args, **kwargs))
+    assert counter.frame_count == 3
+
+
+def test_wrong_call_raises_as_eager():
+    compiled = kiln.compile(straight)
+    for args, kwargs in [((X,), {}), ((X, Y, X), {}), ((X, Y), {"z": 1}), ((X,), {"x": X})]:
+        with pytest.raises(TypeError) as expected:
+            straight(*args, **kwargs)
+        with pytest.raises(TypeError) as actual:
+            compiled(*args, **kwargs)
+        assert str(actual.value) == str(expected.value)
+
+
+def test_disable_run_and_is_compiling():
+    seen = []
+
+    @kiln.disable
+    def outside(x):
+        seen.append(kiln.is_compiling())
+        return x + 1
+
+    def f(x):
+        if kiln.is_compiling():
+            x = x + 0
+        return outside(x * 2) * 3
+
+    counter = CompileCounter()
+    assert_same(kiln.compile(f, backend=counter)(X), (X * 2 + 1) * 3)
+    assert seen == [False]
+    assert counter.frame_count == 2
+    assert kiln.is_compiling() is False
+
+
+def test_graph_break_function():
+    def f(x):
+        x = x + 1
+        kiln.graph_break()
+        return x * 2
+
+    assert_same(f(X), (X + 1) * 2)
+    assert graphs(f, X) == 2
+    with pytest.raises(kiln.exc.GraphBreakError, match="graph_break"):
+        kiln.compile(f, fullgraph=True)(X)
+
+
+def test_assume_constant_result():
+    calls = []
+
+    @kiln.assume_constant_result
+    def answer():
+        calls.append(1)
+        return 42
+
+    def f(x):
+        return x + answer()
+
+    compiled = kiln.compile(f)
+    for _ in range(3):
+        assert_same(compiled(X), X + 42)
+    assert len(calls) == 1
+
+
+def test_allow_and_disallow_in_graph():
+    def helper(x):
+        return x * 2 + 1
+
+    def f(x):
+        return helper(x) - 1
+
+    kiln.allow_in_graph(helper)
+    counter = CompileCounter()
+    assert_same(kiln.compile(f, backend=counter)(X), X * 2)
+    assert counter.op_count == 2  # helper as one node, and the subtraction
+    kiln.reset()
+    kiln.disallow_in_graph(torch.sub)
+
+    def g(x):
+        return torch.sub(x + 1, 2) * 3
+
+    try:
+        assert graphs(g, X) == 2
+    finally:
+        kiln.allow_in_graph(torch.sub)
+
+
+def test_run_compiles_nothing():
+    counter = CompileCounter()
+    compiled = kiln.compile(straight, backend=counter)
+    assert_same(kiln.run(compiled)(X, Y), straight(X, Y))
+    assert counter.frame_count == 0
+    compiled(X, Y)
+    assert_same(kiln.run(compiled)(X, Y), straight(X, Y))
+    assert counter.frame_count == 1
+
+
+def test_threads():
+    import threading
+
+    compiled = kiln.compile(loops)
+    results = [None] * 6
+
+    def work(i):
+        for _ in range(5):
+            results[i] = compiled(X + i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, result in enumerate(results):
+        assert_same(result, loops(X + i))
