@@ -5,14 +5,17 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "base/timer.h"
 
 namespace kiln {
 
 bool run_pass(const std::string& name, const PassHooks& hooks, const std::function<bool()>& pass) {
+  if (log_enabled(Topic::bisect)) log_artifact(Topic::bisect, "bisect", "pass " + name);
   if (pass_disabled(name)) return false;
   const Options& o = options();
+  KILN_CHECK(o.inject_failure.empty() || !name.starts_with(o.inject_failure), "injected into " + name);
   const bool keep_before = o.verify || !o.dump_dir.empty();
   const std::string before = keep_before && hooks.print ? hooks.print() : std::string();
   bool changed = false;
