@@ -203,7 +203,7 @@ using PointFn = std::function<Val(Ops&, Index)>;
 /// Where a nest stores: `buffer[index(point)]`.
 struct StoreTo {
   BufferId buffer = -1;
-  std::function<Expr(Index)> index;  // null: row-major over the ranges
+  std::function<Expr(Index)> index = nullptr;  // null: row-major over the ranges
   StoreMode mode = StoreMode::Assign;
 };
 

@@ -1,0 +1,180 @@
+#include "codegen/common/shape.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace kiln::codegen {
+
+using loops::Expr;
+using loops::Inst;
+using loops::Nest;
+using loops::Opcode;
+using loops::Stage;
+using loops::ValueId;
+
+const char* const kDivisionByZero = "ZeroDivisionError";
+
+namespace {
+
+bool is_math(Opcode op) {
+  return op == Opcode::Pow || op == Opcode::Fmod || (op >= Opcode::Exp && op <= Opcode::Sigmoid);
+}
+
+double inst_cost(const Inst& i) {
+  switch (i.op) {
+    case Opcode::ConstInt:
+    case Opcode::ConstFloat:
+    case Opcode::Project:
+      return 0;
+    case Opcode::Div:
+    case Opcode::Sqrt:
+    case Opcode::Rsqrt:
+      return 4;
+    case Opcode::Load:
+    case Opcode::MaskedLoad:
+    case Opcode::Store:
+      return symbolic::has_indirect(i.index) ? 6 : 2;
+    default:
+      return is_math(i.op) ? 15 : 1;
+  }
+}
+
+int element_size(const Nest& nest) {
+  int float_size = 0, int_size = 0;
+  for (const Stage& s : nest.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = nest.insts[id];
+      if (is_floating(i.dtype)) {
+        const int size = std::max(4, dtype_size(i.dtype));
+        float_size = float_size ? std::min(float_size, size) : size;
+      } else if (i.op == Opcode::Load || i.op == Opcode::MaskedLoad || i.op == Opcode::Store) {
+        const int size = std::max(4, dtype_size(i.dtype));
+        int_size = int_size ? std::min(int_size, size) : size;
+      }
+    }
+  return float_size ? float_size : int_size ? int_size : 4;
+}
+
+/// Adding stores whose lanes may hit one address must run one lane at a time.
+bool lanes_conflict(const Nest& nest, const Stage& stage, int var) {
+  for (ValueId id : stage.body) {
+    const Inst& i = nest.insts[id];
+    if (i.op != Opcode::Store || i.mode != loops::StoreMode::Add) continue;
+    int64_t stride;
+    Expr rest;
+    if (!split_linear(i.index, var, stride, rest) || stride == 0) return true;
+    bool lane_indirect = false;
+    for_each_var(rest, [&](const symbolic::AtomNode& v) {
+      if (v.var_kind != symbolic::VarKind::Indirect) return;
+      // Conservative unless the index is plainly loaded from a place that does not move with the lanes.
+      for (const Stage& s : nest.stages)
+        for (ValueId other : s.body) {
+          const Inst& bind = nest.insts[other];
+          if (bind.op != Opcode::Indirect || bind.var != v.id) continue;
+          ValueId source = bind.args[0];
+          while (nest.insts[source].op == Opcode::Cast) source = nest.insts[source].args[0];
+          const Inst& load = nest.insts[source];
+          lane_indirect |= load.op != Opcode::Load || uses_var(load.index, var) || has_indirect(load.index);
+        }
+    });
+    if (lane_indirect) return true;
+  }
+  return false;
+}
+
+int pick_unroll(const Nest& nest, const std::vector<const Stage*>& stages, int width, int64_t extent) {
+  int insts = 0;
+  bool reduces = false, math = false;
+  for (const Stage* s : stages)
+    for (ValueId id : s->body) {
+      const Inst& i = nest.insts[id];
+      insts += i.op != Opcode::ConstInt && i.op != Opcode::ConstFloat && i.op != Opcode::Project;
+      reduces |= i.op == Opcode::Reduce;
+      math |= is_math(i.op);
+    }
+  int unroll = reduces ? (insts <= 16 ? 4 : insts <= 40 ? 2 : 1) : (insts <= 12 ? 2 : 1);
+  if (math) unroll = reduces && insts <= 16 ? 2 : 1;
+  while (unroll > 1 && static_cast<int64_t>(width) * unroll > extent) unroll /= 2;
+  return unroll;
+}
+
+}  // namespace
+
+double point_cost(const Nest& nest) {
+  double total = 0;
+  for (const Stage& s : nest.stages) {
+    double c = 0;
+    for (ValueId id : s.body) c += inst_cost(nest.insts[id]);
+    total += c * static_cast<double>(nest.stage_size(s)) + (s.vars.empty() ? 0 : 16);
+  }
+  return total;
+}
+
+KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits) {
+  const Nest& nest = kernel.nest;
+  KernelShape shape;
+  shape.width = std::max(1, simd_bits / 8 / element_size(nest));
+  shape.unit_vars = nest.outer;
+  shape.stage_width.assign(nest.stages.size(), 1);
+  shape.stage_unroll.assign(nest.stages.size(), 1);
+  if (kernel.vectorize_outer && !nest.outer.empty()) {
+    shape.lane_var = nest.outer.back();
+    shape.unit_vars.pop_back();
+    std::vector<const Stage*> all;
+    bool conflict = false;
+    for (const Stage& s : nest.stages) {
+      all.push_back(&s);
+      conflict |= lanes_conflict(nest, s, shape.lane_var);
+    }
+    const int64_t extent = nest.extents[shape.lane_var];
+    const int width = conflict ? 1 : shape.width;
+    const int unroll = conflict ? 1 : pick_unroll(nest, all, width, extent);
+    std::fill(shape.stage_width.begin(), shape.stage_width.end(), width);
+    std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), unroll);
+    const int64_t step = static_cast<int64_t>(width) * unroll;
+    // A unit is worth some microseconds, and is whole vectors.
+    const double lanes = std::max(1.0, 65536.0 / std::max(1.0, point_cost(nest)));
+    shape.block = std::max<int64_t>(step, static_cast<int64_t>(lanes) / step * step);
+    if (shape.block >= extent) shape.block = extent;
+    shape.blocks = shape.block > 0 ? (extent + shape.block - 1) / shape.block : 0;
+  } else {
+    for (size_t k = 0; k < nest.stages.size(); ++k) {
+      const Stage& s = nest.stages[k];
+      if (s.vars.empty()) continue;
+      bool scalar = lanes_conflict(nest, s, s.vars.back());
+      for (ValueId id : s.body) scalar |= nest.insts[id].op == Opcode::Scan;
+      shape.stage_width[k] = scalar ? 1 : shape.width;
+      shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, shape.width, nest.extents[s.vars.back()]);
+    }
+  }
+  shape.units = shape.blocks;
+  for (int v : shape.unit_vars) shape.units *= nest.extents[v];
+  const double unit_cost = std::max(1.0, point_cost(nest) * static_cast<double>(shape.block));
+  shape.grain = std::max<int64_t>(1, static_cast<int64_t>(160000.0 / unit_cost));
+
+  shape.scratch_offset.assign(buffers.size(), -1);
+  const auto error = [&](const std::string& message) {
+    if (std::find(shape.errors.begin(), shape.errors.end(), message) == shape.errors.end())
+      shape.errors.push_back(message);
+  };
+  for (const Stage& s : nest.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = nest.insts[id];
+      if (is_complex(i.dtype) || dtype_kind(i.dtype) == 'o')
+        throw Unsupported("kernels on " + std::string(dtype_name(i.dtype)));
+      if (i.op == Opcode::Indirect) error(i.message);
+      if (is_integral(i.dtype) &&
+          (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
+        error(kDivisionByZero);
+      if (i.buffer >= 0 && buffers.at(i.buffer).kind == loops::BufferKind::Scratch &&
+          shape.scratch_offset[i.buffer] < 0) {
+        shape.scratch_offset[i.buffer] = shape.scratch_bytes;
+        const int64_t bytes = buffers[i.buffer].numel * dtype_size(buffers[i.buffer].dtype);
+        shape.scratch_bytes += (bytes + 63) / 64 * 64;
+      }
+    }
+  return shape;
+}
+
+}  // namespace kiln::codegen

@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+// What every emitter has to know of a kernel before it writes code: how its outer domain is cut into parallel units,
+// how wide vectors are, where scratch lies, which errors it can report.
+namespace kiln::codegen {
+
+struct KernelShape {
+  int width = 1;                  // lanes of the vector variable
+  std::vector<int> stage_width;   // per stage (rows: a scan or a conflicting store makes it 1)
+  std::vector<int> stage_unroll;  // parts per stage; with vectorize_outer all equal
+  int lane_var = -1;              // vectorize_outer: the variable over lanes, if the domain has any
+  int64_t block = 1;              // lanes of lane_var in one unit
+  int64_t blocks = 1;
+  std::vector<int> unit_vars;  // outer variables that a unit fixes, outermost first (blocks are innermost)
+  int64_t units = 1;
+  int64_t grain = 1;
+  std::vector<int64_t> scratch_offset;  // per program buffer: bytes into scratch, -1 for others
+  int64_t scratch_bytes = 0;
+  std::vector<std::string> errors;  // messages; code k is errors[k - 1]
+};
+
+KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits);
+
+/// Rough cost of one outer point, in scalar-operation units.
+double point_cost(const loops::Nest& nest);
+
+/// Message of the error that integer division by zero reports.
+extern const char* const kDivisionByZero;
+
+}  // namespace kiln::codegen

@@ -1,0 +1,29 @@
+#include "codegen/common/text.h"
+
+#include "base/error.h"
+
+namespace kiln::codegen {
+
+std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers) {
+  std::vector<loops::Buffer> named = buffers;
+  std::string head = kernel.vectorize_outer ? "columns" : "rows";
+  for (size_t k = 0; k < kernel.args.size(); ++k) {
+    loops::Buffer& b = named.at(kernel.args[k].buffer);
+    b.name = "b" + std::to_string(k);
+    head += " " + b.name + ":" + std::string(dtype_name(b.dtype)) + (kernel.args[k].written ? "w" : "r");
+  }
+  int scratch = 0;
+  for (const loops::Stage& s : kernel.nest.stages)
+    for (loops::ValueId id : s.body) {
+      const loops::BufferId buffer = kernel.nest.insts[id].buffer;
+      if (buffer < 0 || buffers[buffer].kind != loops::BufferKind::Scratch || named[buffer].name[0] == '$') continue;
+      named[buffer].name = "$" + std::to_string(scratch++);
+      head += " " + named[buffer].name + ":" + std::string(dtype_name(buffers[buffer].dtype)) + "x" +
+              std::to_string(buffers[buffer].numel);
+    }
+  loops::Nest nest = kernel.nest;
+  nest.name.clear();
+  return head + "\n" + loops::print(nest, named);
+}
+
+}  // namespace kiln::codegen

@@ -1,0 +1,13 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace kiln::codegen {
+
+/// Everything that decides a kernel's code, and nothing else: buffers by their place among the arguments, variables and
+/// values renumbered, no names. Kernels with equal texts share their code.
+std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers);
+
+}  // namespace kiln::codegen

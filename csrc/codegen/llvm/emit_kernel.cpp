@@ -1,0 +1,337 @@
+#include "base/error.h"
+#include "codegen/llvm/emitter.h"
+#include "llvm/IR/MDBuilder.h"
+
+// Loops and stages of a kernel: units, vector rounds with a masked remainder, reductions' begin and end.
+namespace kiln::codegen {
+
+using loops::Inst;
+using loops::Opcode;
+using loops::Stage;
+using loops::ValueId;
+
+Emitter::Emitter(llvm::Module& module, MathLibrary& math, const schedule::Kernel& kernel,
+                 const std::vector<loops::Buffer>& buffers, const KernelShape& shape)
+    : module_(module),
+      context_(module.getContext()),
+      b_(module.getContext()),
+      math_(math),
+      kernel_(kernel),
+      nest_(kernel.nest),
+      buffers_(buffers),
+      shape_(shape) {}
+
+void Emitter::emit(const std::string& symbol) {
+  Type* ptr = b_.getPtrTy();
+  Type* i64 = b_.getInt64Ty();
+  auto* signature = llvm::FunctionType::get(b_.getInt32Ty(), {ptr, ptr, i64, i64, ptr}, false);
+  fn_ = llvm::Function::Create(signature, llvm::Function::ExternalLinkage, symbol, module_);
+  fn_->addFnAttr(llvm::Attribute::NoUnwind);
+  for (unsigned a : {0u, 1u, 4u}) fn_->addParamAttr(a, llvm::Attribute::NoAlias);
+  const int bits = shape_.width * 32;
+  fn_->addFnAttr("prefer-vector-width", std::to_string(bits >= 512 ? 512 : 256));
+  fn_->addFnAttr("min-legal-vector-width", std::to_string(bits >= 512 ? 512 : 256));
+
+  entry_ = llvm::BasicBlock::Create(context_, "entry", fn_);
+  b_.SetInsertPoint(entry_);
+  // Buffers never overlap: every access of one is disjoint from every access of the others.
+  llvm::MDBuilder metadata(context_);
+  llvm::MDNode* domain = metadata.createAnonymousAliasScopeDomain();
+  std::vector<std::pair<loops::BufferId, llvm::MDNode*>> scopes;
+  const auto add_pointer = [&](loops::BufferId id, Value* p, bool written) {
+    pointers_[id] = p;
+    written_[id] = written;
+    llvm::MDNode* scope = metadata.createAnonymousAliasScope(domain);
+    scope_[id] = llvm::MDNode::get(context_, {scope});
+    scopes.push_back({id, scope});
+  };
+  for (size_t k = 0; k < kernel_.args.size(); ++k) {
+    Value* slot = b_.CreateConstGEP1_64(ptr, fn_->getArg(0), k);
+    auto* p = b_.CreateLoad(ptr, slot, buffers_[kernel_.args[k].buffer].name);
+    p->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
+    add_pointer(kernel_.args[k].buffer, p, kernel_.args[k].written);
+  }
+  for (size_t id = 0; id < shape_.scratch_offset.size(); ++id)
+    if (shape_.scratch_offset[id] >= 0)
+      add_pointer(static_cast<loops::BufferId>(id),
+                  b_.CreateConstGEP1_64(b_.getInt8Ty(), fn_->getArg(4), shape_.scratch_offset[id]), true);
+  for (const auto& [id, scope] : scopes) {
+    std::vector<llvm::Metadata*> others;
+    for (const auto& [other, s] : scopes)
+      if (other != id) others.push_back(s);
+    noalias_[id] = others.empty() ? nullptr : llvm::MDNode::get(context_, others);
+  }
+
+  loop_values_.assign(nest_.extents.size(), nullptr);
+  env_.assign(nest_.insts.size(), {});
+  indirect_.assign(nest_.indirect_vars, {});
+  loop(fn_->getArg(2), fn_->getArg(3), 1, true, [&](Value* unit) { emit_unit(unit); });
+  b_.CreateRet(b_.getInt32(0));
+}
+
+llvm::Value* Emitter::stack_slot(Type* t, const char* name) {
+  llvm::IRBuilder<> at(entry_, entry_->begin());
+  return at.CreateAlloca(t, nullptr, name);
+}
+
+void Emitter::loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const std::function<void(Value*)>& body) {
+  auto* head = llvm::BasicBlock::Create(context_, "loop", fn_);
+  auto* exit = llvm::BasicBlock::Create(context_, "done", fn_);
+  llvm::BasicBlock* before = b_.GetInsertBlock();
+  if (may_be_empty)
+    b_.CreateCondBr(b_.CreateICmpSLT(lo, hi), head, exit);
+  else
+    b_.CreateBr(head);
+  b_.SetInsertPoint(head);
+  llvm::PHINode* i = b_.CreatePHI(b_.getInt64Ty(), 2);
+  i->addIncoming(lo, before);
+  body(i);
+  Value* next = b_.CreateAdd(i, b_.getInt64(step), "", true, true);
+  i->addIncoming(next, b_.GetInsertBlock());
+  b_.CreateCondBr(b_.CreateICmpSLT(next, hi), head, exit);
+  exit->moveAfter(b_.GetInsertBlock());
+  b_.SetInsertPoint(exit);
+}
+
+void Emitter::nested(const std::vector<int>& vars, size_t at, const std::function<void()>& body) {
+  if (at == vars.size()) return body();
+  const int v = vars[at];
+  if (nest_.extents[v] == 1) {
+    loop_values_[v] = b_.getInt64(0);
+    return nested(vars, at + 1, body);
+  }
+  loop(b_.getInt64(0), b_.getInt64(nest_.extents[v]), 1, false, [&](Value* i) {
+    loop_values_[v] = i;
+    nested(vars, at + 1, body);
+  });
+}
+
+void Emitter::emit_unit(Value* unit) {
+  Value* rest = unit;
+  Value* block = nullptr;
+  if (shape_.lane_var >= 0 && shape_.blocks > 1) {
+    block = b_.CreateURem(rest, b_.getInt64(shape_.blocks));
+    rest = b_.CreateUDiv(rest, b_.getInt64(shape_.blocks));
+  }
+  const std::vector<int>& vars = shape_.unit_vars;
+  for (size_t k = vars.size(); k-- > 0;) {
+    const int64_t extent = nest_.extents[vars[k]];
+    if (extent <= 1) {
+      loop_values_[vars[k]] = b_.getInt64(0);
+      continue;
+    }
+    bool last = true;  // the outermost variable longer than one needs no remainder
+    for (size_t j = 0; j < k; ++j) last &= nest_.extents[vars[j]] <= 1;
+    loop_values_[vars[k]] = last ? rest : b_.CreateURem(rest, b_.getInt64(extent));
+    if (!last) rest = b_.CreateUDiv(rest, b_.getInt64(extent));
+  }
+  if (shape_.lane_var >= 0)
+    emit_columns(block);
+  else
+    emit_stages();
+}
+
+void Emitter::set_lanes(int var, int width, int parts, Value* base, int64_t valid_lanes) {
+  lanes_.var = var;
+  lanes_.width = width;
+  lanes_.parts = parts;
+  lanes_.base = base;
+  lanes_.masks.assign(parts, nullptr);
+  for (int p = 0; p < parts; ++p) {
+    const int64_t valid = valid_lanes - static_cast<int64_t>(p) * width;
+    if (valid >= width) continue;
+    std::vector<llvm::Constant*> bits;
+    for (int l = 0; l < width; ++l) bits.push_back(b_.getInt1(l < valid));
+    lanes_.masks[p] = width == 1 ? static_cast<Value*>(bits[0]) : llvm::ConstantVector::get(bits);
+  }
+}
+
+void Emitter::over_lanes(int var, int64_t extent, int width, int unroll, int64_t strip,
+                         const std::function<void()>& body, const std::function<void()>& after_strip) {
+  const int64_t step = static_cast<int64_t>(width) * unroll;
+  const int64_t whole = extent / step * step;
+  const Lanes before = lanes_;
+  const auto round = [&](Value* i) {
+    set_lanes(var, width, unroll, i, step);
+    body();
+  };
+  if (whole == step) {
+    round(b_.getInt64(0));
+  } else if (whole > 0 && (strip <= 0 || whole <= strip * step)) {
+    loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
+  } else if (whole > 0) {
+    // Strips: the first level of accumulators is added to the second after each.
+    loop(b_.getInt64(0), b_.getInt64(whole), strip * step, false, [&](Value* start) {
+      Value* end = b_.CreateAdd(start, b_.getInt64(strip * step));
+      Value* clipped = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(whole)), end, b_.getInt64(whole));
+      loop(start, clipped, step, false, round);
+      if (after_strip) after_strip();
+    });
+  }
+  if (extent > whole) {
+    const int parts = static_cast<int>((extent - whole + width - 1) / width);
+    set_lanes(var, width, parts, b_.getInt64(whole), extent - whole);
+    body();
+  }
+  lanes_ = before;
+}
+
+void Emitter::emit_columns(Value* block) {
+  const int64_t extent = nest_.extents[shape_.lane_var];
+  const int width = shape_.stage_width.empty() ? shape_.width : shape_.stage_width[0];
+  const int unroll = shape_.stage_unroll.empty() ? 1 : shape_.stage_unroll[0];
+  if (shape_.blocks <= 1) return over_lanes(shape_.lane_var, extent, width, unroll, 0, [&] { emit_stages(); }, nullptr);
+  // Blocks are whole rounds; the last one takes what is left, and the masked remainder.
+  const int64_t step = static_cast<int64_t>(width) * unroll;
+  const int64_t whole = extent / step * step;
+  Value* lo = b_.CreateMul(block, b_.getInt64(shape_.block));
+  Value* hi = b_.CreateAdd(lo, b_.getInt64(shape_.block));
+  hi = b_.CreateSelect(b_.CreateICmpSLT(hi, b_.getInt64(whole)), hi, b_.getInt64(whole));
+  loop(lo, hi, step, true, [&](Value* i) {
+    set_lanes(shape_.lane_var, width, unroll, i, step);
+    emit_stages();
+  });
+  if (whole < extent) {
+    auto* tail = llvm::BasicBlock::Create(context_, "tail", fn_);
+    auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
+    b_.CreateCondBr(b_.CreateICmpEQ(block, b_.getInt64(shape_.blocks - 1)), tail, after);
+    b_.SetInsertPoint(tail);
+    const int parts = static_cast<int>((extent - whole + width - 1) / width);
+    set_lanes(shape_.lane_var, width, parts, b_.getInt64(whole), extent - whole);
+    emit_stages();
+    b_.CreateBr(after);
+    after->moveAfter(b_.GetInsertBlock());
+    b_.SetInsertPoint(after);
+  }
+  lanes_ = {};
+}
+
+void Emitter::emit_stages() {
+  for (size_t k = 0; k < nest_.stages.size(); ++k) {
+    const Stage& s = nest_.stages[k];
+    if (s.vars.empty())
+      emit_body(s);
+    else if (shape_.lane_var >= 0)
+      emit_column_stage(s, static_cast<int>(k));
+    else
+      emit_row_stage(s, static_cast<int>(k));
+  }
+}
+
+namespace {
+/// Rounds that one accumulator adds up before it goes to the second level: keeps the error of long sums small.
+constexpr int64_t kStrip = 128;
+}  // namespace
+
+void Emitter::emit_row_stage(const Stage& s, int k) {
+  const int width = shape_.stage_width[k], unroll = shape_.stage_unroll[k];
+  const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
+  const bool cascade = size > kStrip * width * unroll;
+  begin_reductions(s, width, unroll, cascade);
+  if (size > 0) {
+    const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
+    nested(outer, 0, [&] {
+      for (ValueId id : s.body)
+        if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, 1, 1, false);
+      over_lanes(
+          s.vars.back(), extent, width, unroll, cascade ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
+      if (cascade) flush_cascade();
+    });
+  }
+  finish_reductions(s, false);
+}
+
+void Emitter::emit_column_stage(const Stage& s, int k) {
+  const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
+  const bool cascade = size > kStrip;
+  begin_reductions(s, lanes_.width, lanes_.parts, cascade);
+  if (size > 0) {
+    const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
+    nested(outer, 0, [&] {
+      for (ValueId id : s.body)
+        if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, false);
+      const auto round = [&](Value* i) {
+        loop_values_[s.vars.back()] = i;
+        emit_body(s);
+      };
+      if (!cascade || extent <= kStrip) {
+        loop(b_.getInt64(0), b_.getInt64(extent), 1, false, round);
+      } else {
+        loop(b_.getInt64(0), b_.getInt64(extent), kStrip, false, [&](Value* start) {
+          Value* end = b_.CreateAdd(start, b_.getInt64(kStrip));
+          end = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(extent)), end, b_.getInt64(extent));
+          loop(start, end, 1, false, round);
+          flush_cascade();
+        });
+      }
+      if (cascade && extent <= kStrip) flush_cascade();
+    });
+  }
+  finish_reductions(s, true);
+}
+
+void Emitter::emit_body(const Stage& s) {
+  for (ValueId id : s.body) emit_inst(id);
+}
+
+void Emitter::emit_inst(ValueId id) {
+  const Inst& i = nest_.insts[id];
+  switch (i.op) {
+    case Opcode::ConstInt:
+    case Opcode::ConstFloat:
+      env_[id] = {{constant(i.dtype, i)}, true};
+      break;
+    case Opcode::IndexValue:
+      env_[id] = emit_index_value(i);
+      break;
+    case Opcode::InRange:
+      env_[id] = emit_in_range(i);
+      break;
+    case Opcode::Load:
+    case Opcode::MaskedLoad:
+      env_[id] = emit_load(i);
+      break;
+    case Opcode::Store:
+      emit_store(i);
+      break;
+    case Opcode::Indirect:
+      emit_indirect(i);
+      break;
+    case Opcode::Reduce:
+    case Opcode::Scan:
+      emit_reduce_step(id);
+      break;
+    case Opcode::Project: {
+      const auto it = reduced_.find(i.args[0]);
+      // Inside the reduction's own stage there is no result yet; finish_reductions fills it in.
+      if (it != reduced_.end()) env_[id] = it->second.at(i.imm);
+      break;
+    }
+    case Opcode::Cast: {
+      const DType from = nest_.insts[i.args[0]].dtype;
+      env_[id] = map(i.args, [&](const std::vector<Value*>& a) { return cast(a[0], from, i.dtype); });
+      break;
+    }
+    case Opcode::Bitcast:
+      env_[id] = map(i.args, [&](const std::vector<Value*>& a) {
+        const auto* v = llvm::dyn_cast<llvm::FixedVectorType>(a[0]->getType());
+        return b_.CreateBitCast(a[0], type_of(i.dtype, v ? v->getNumElements() : 1));
+      });
+      break;
+    case Opcode::Where:
+      env_[id] = map(i.args, [&](const std::vector<Value*>& a) { return b_.CreateSelect(a[0], a[1], a[2]); });
+      break;
+    default: {
+      const DType t = nest_.insts[i.args[0]].dtype;
+      int p = 0;
+      env_[id] = map(i.args, [&](const std::vector<Value*>& a) {
+        if (is_integral(t) &&
+            (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
+          check_divisor(a[1], p++);
+        return scalar_op(i, t, a);
+      });
+    }
+  }
+}
+
+}  // namespace kiln::codegen

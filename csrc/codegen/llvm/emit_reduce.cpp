@@ -1,0 +1,258 @@
+#include <limits>
+
+#include "base/error.h"
+#include "codegen/llvm/emitter.h"
+
+// Reductions and scans: accumulators in stack slots (promoted to registers later), one per part, combined at the end.
+namespace kiln::codegen {
+
+using loops::Inst;
+using loops::Opcode;
+using loops::ReduceKind;
+using loops::Stage;
+using loops::ValueId;
+
+namespace {
+bool is_welford(ReduceKind k) { return k == ReduceKind::Welford || k == ReduceKind::WelfordCombine; }
+bool is_arg(ReduceKind k) { return k == ReduceKind::ArgMax || k == ReduceKind::ArgMin; }
+bool is_online(ReduceKind k) { return k == ReduceKind::OnlineSoftmax || k == ReduceKind::OnlineSoftmaxCombine; }
+}  // namespace
+
+std::vector<llvm::Type*> Emitter::accumulator_types(const Inst& i, int width) const {
+  Type* t = type_of(i.dtype, width);
+  if (is_welford(i.reduce)) return {t, t, t};  // mean, m2, count
+  if (is_arg(i.reduce)) return {t, type_of(DType::Int64, width)};
+  if (is_online(i.reduce)) return {t, t};
+  return {t};
+}
+
+std::vector<llvm::Value*> Emitter::identity(const Inst& i, int width) {
+  Type* t = type_of(i.dtype, width);
+  const auto lowest = [&](bool largest) -> Value* {
+    if (is_floating(i.dtype)) return llvm::ConstantFP::getInfinity(t, !largest);
+    const unsigned bits = t->getScalarSizeInBits();
+    const bool s = dtype_kind(i.dtype) == 'i';
+    const llvm::APInt v = largest ? (s ? llvm::APInt::getSignedMaxValue(bits) : llvm::APInt::getMaxValue(bits))
+                                  : (s ? llvm::APInt::getSignedMinValue(bits) : llvm::APInt::getMinValue(bits));
+    return llvm::ConstantInt::get(t, v);
+  };
+  Value* zero = llvm::Constant::getNullValue(t);
+  switch (i.reduce) {
+    case ReduceKind::Sum:
+      // -0.0 is the identity of IEEE addition, but an empty sum, and ATen's, starts from +0.0.
+      return {zero};
+    case ReduceKind::Prod:
+      return {is_floating(i.dtype) ? fconst(t, 1.0) : llvm::ConstantInt::get(t, 1)};
+    case ReduceKind::Any:
+      return {zero};
+    case ReduceKind::All:
+      return {llvm::Constant::getAllOnesValue(t)};
+    case ReduceKind::Max:
+      return {lowest(false)};
+    case ReduceKind::Min:
+      return {lowest(true)};
+    case ReduceKind::ArgMax:
+    case ReduceKind::ArgMin:
+      return {lowest(i.reduce == ReduceKind::ArgMin),
+              llvm::ConstantInt::get(type_of(DType::Int64, width), std::numeric_limits<int64_t>::max())};
+    case ReduceKind::Welford:
+    case ReduceKind::WelfordCombine:
+      return {zero, zero, zero};
+    case ReduceKind::OnlineSoftmax:
+    case ReduceKind::OnlineSoftmaxCombine:
+      return {lowest(false), zero};
+  }
+  return {};
+}
+
+std::vector<llvm::Value*> Emitter::combine(const Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b) {
+  const DType t = i.dtype;
+  const bool f = is_floating(t);
+  const auto op = [&](Opcode o, Value* x, Value* y) { return f ? float_op(o, t, {x, y}) : integer_op(o, t, {x, y}); };
+  switch (i.reduce) {
+    case ReduceKind::Sum:
+      return {op(Opcode::Add, a[0], b[0])};
+    case ReduceKind::Prod:
+      return {t == DType::Bool ? b_.CreateAnd(a[0], b[0]) : op(Opcode::Mul, a[0], b[0])};
+    case ReduceKind::Max:
+      return {op(Opcode::Maximum, a[0], b[0])};
+    case ReduceKind::Min:
+      return {op(Opcode::Minimum, a[0], b[0])};
+    case ReduceKind::Any:
+      return {b_.CreateOr(a[0], b[0])};
+    case ReduceKind::All:
+      return {b_.CreateAnd(a[0], b[0])};
+    case ReduceKind::ArgMax:
+    case ReduceKind::ArgMin: {
+      const bool max = i.reduce == ReduceKind::ArgMax;
+      Value* better = compare(max ? Opcode::Gt : Opcode::Lt, t, b[0], a[0]);
+      Value* equal = compare(Opcode::Eq, t, b[0], a[0]);
+      if (f) {
+        Value *na = b_.CreateFCmpUNO(a[0], a[0]), *nb = b_.CreateFCmpUNO(b[0], b[0]);
+        better = b_.CreateOr(b_.CreateAnd(better, b_.CreateNot(na)), b_.CreateAnd(nb, b_.CreateNot(na)));
+        equal = b_.CreateOr(equal, b_.CreateAnd(na, nb));
+      }
+      Value* first = b_.CreateICmpSLT(b[1], a[1]);
+      Value* take = b_.CreateOr(better, b_.CreateAnd(equal, first));
+      return {b_.CreateSelect(take, b[0], a[0]), b_.CreateSelect(take, b[1], a[1])};
+    }
+    case ReduceKind::Welford:
+    case ReduceKind::WelfordCombine: {
+      // Chan et al.: parts with counts na and nb; an empty part changes nothing.
+      Type* type = a[0]->getType();
+      Value* n = b_.CreateFAdd(a[2], b[2]);
+      Value* empty = b_.CreateFCmpOEQ(n, llvm::Constant::getNullValue(type));
+      Value* share = b_.CreateFDiv(b[2], b_.CreateSelect(empty, fconst(type, 1.0), n));
+      Value* delta = b_.CreateFSub(b[0], a[0]);
+      Value* mean = b_.CreateFAdd(a[0], b_.CreateFMul(delta, share));
+      Value* cross = b_.CreateFMul(b_.CreateFMul(delta, delta), b_.CreateFMul(a[2], share));
+      return {mean, b_.CreateFAdd(b_.CreateFAdd(a[1], b[1]), cross), n};
+    }
+    case ReduceKind::OnlineSoftmax:
+    case ReduceKind::OnlineSoftmaxCombine: {
+      Value* m = float_op(Opcode::Maximum, t, {a[0], b[0]});
+      const auto scaled = [&](const std::vector<Value*>& x) {
+        // exp(-inf - -inf) would be NaN: a part that has seen nothing, or only -inf, counts as it is.
+        Value* same = b_.CreateFCmpOEQ(x[0], m);
+        Value* e = float_op(Opcode::Exp, t, {b_.CreateFSub(x[0], m)});
+        return b_.CreateSelect(same, x[1], b_.CreateFMul(x[1], e));
+      };
+      return {m, b_.CreateFAdd(scaled(a), scaled(b))};
+    }
+  }
+  return {};
+}
+
+std::vector<llvm::Value*> Emitter::accumulate(const Inst& i, const std::vector<Value*>& acc,
+                                              const std::vector<Value*>& x) {
+  Type* type = acc[0]->getType();
+  if (i.reduce == ReduceKind::Welford) {
+    Value* n = b_.CreateFAdd(acc[2], fconst(type, 1.0));
+    Value* delta = b_.CreateFSub(x[0], acc[0]);
+    Value* mean = b_.CreateFAdd(acc[0], b_.CreateFDiv(delta, n));
+    return {mean, b_.CreateFAdd(acc[1], b_.CreateFMul(delta, b_.CreateFSub(x[0], mean))), n};
+  }
+  if (i.reduce == ReduceKind::OnlineSoftmax) return combine(i, acc, {x[0], fconst(type, 1.0)});
+  return combine(i, acc, x);
+}
+
+void Emitter::begin_reductions(const Stage& s, int width, int unroll, bool cascade) {
+  for (ValueId id : s.body) {
+    const Inst& i = nest_.insts[id];
+    if (i.op != Opcode::Reduce && i.op != Opcode::Scan) continue;
+    const std::vector<Type*> types = accumulator_types(i, width);
+    const std::vector<Value*> start = identity(i, width);
+    Accumulator& a = accumulators_[id];
+    const auto fill = [&](std::vector<std::vector<Value*>>& slots, bool reuse) {
+      if (!reuse) slots.clear();
+      for (int p = 0; p < unroll; ++p) {
+        if (!reuse) {
+          slots.emplace_back();
+          for (Type* t : types) slots.back().push_back(stack_slot(t, "acc"));
+        }
+        for (size_t c = 0; c < types.size(); ++c) b_.CreateStore(start[c], slots[p][c]);
+      }
+    };
+    fill(a.slots, false);
+    a.outer.clear();
+    if (cascade && i.op == Opcode::Reduce && i.reduce == ReduceKind::Sum && is_floating(i.dtype)) fill(a.outer, false);
+  }
+}
+
+void Emitter::emit_reduce_step(ValueId id) {
+  const Inst& i = nest_.insts[id];
+  const int w = lanes_.width;
+  Accumulator& a = accumulators_.at(id);
+  const std::vector<Type*> types = accumulator_types(i, w);
+  Parts result[3];
+  const int parts = lanes_.var < 0 ? 1 : lanes_.parts;
+  for (int p = 0; p < parts; ++p) {
+    std::vector<Value*> acc, x;
+    for (size_t c = 0; c < types.size(); ++c) acc.push_back(b_.CreateLoad(types[c], a.slots[p][c]));
+    for (ValueId arg : i.args) x.push_back(part(env_[arg], p, w));
+    std::vector<Value*> next = accumulate(i, acc, x);
+    Value* mask = lanes_.var < 0 ? nullptr : lanes_.masks[p];
+    for (size_t c = 0; c < types.size(); ++c) {
+      if (mask) next[c] = b_.CreateSelect(mask, next[c], acc[c]);
+      b_.CreateStore(next[c], a.slots[p][c]);
+      if (i.op == Opcode::Scan) result[c].v.push_back(next[c]);
+    }
+  }
+  if (i.op != Opcode::Scan) return;
+  std::vector<Parts>& out = reduced_[id];
+  out.clear();
+  for (int c = 0; c < loops::result_count(i.reduce); ++c) {
+    result[c].uniform = lanes_.var < 0;
+    out.push_back(result[c]);
+  }
+  env_[id] = out[0];
+}
+
+void Emitter::flush_cascade() {
+  for (auto& [id, a] : accumulators_) {
+    const Inst& i = nest_.insts[id];
+    for (size_t p = 0; p < a.outer.size(); ++p) {
+      Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][0])->getAllocatedType();
+      Value* sum = b_.CreateFAdd(b_.CreateLoad(t, a.outer[p][0]), b_.CreateLoad(t, a.slots[p][0]));
+      b_.CreateStore(sum, a.outer[p][0]);
+      b_.CreateStore(llvm::Constant::getNullValue(t), a.slots[p][0]);
+    }
+    (void)i;
+  }
+}
+
+void Emitter::finish_reductions(const Stage& s, bool lanes_are_results) {
+  for (ValueId id : s.body) {
+    const Inst& i = nest_.insts[id];
+    if (i.op != Opcode::Reduce) continue;
+    Accumulator& a = accumulators_.at(id);
+    std::vector<std::vector<Value*>> parts;
+    for (size_t p = 0; p < a.slots.size(); ++p) {
+      parts.emplace_back();
+      for (size_t c = 0; c < a.slots[p].size(); ++c) {
+        Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][c])->getAllocatedType();
+        Value* v = b_.CreateLoad(t, a.slots[p][c]);
+        if (!a.outer.empty()) v = b_.CreateFAdd(b_.CreateLoad(t, a.outer[p][c]), v);
+        parts.back().push_back(v);
+      }
+    }
+    a.outer.clear();
+    std::vector<Parts>& out = reduced_[id];
+    out.clear();
+    const int results = loops::result_count(i.reduce);
+    if (lanes_are_results) {
+      for (int c = 0; c < results; ++c) {
+        Parts r;
+        r.uniform = false;
+        for (auto& p : parts) r.v.push_back(p[c]);
+        if (lanes_.width == 1 && lanes_.parts == 1) r.uniform = true;
+        out.push_back(r);
+      }
+    } else {
+      for (size_t n = parts.size(); n > 1; n = (n + 1) / 2)
+        for (size_t p = 0; p + (n + 1) / 2 < n; ++p) parts[p] = combine(i, parts[p], parts[p + (n + 1) / 2]);
+      std::vector<Value*> v = parts[0];
+      auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(v[0]->getType());
+      for (int w = vector ? vector->getNumElements() : 1; w > 1; w /= 2) {
+        std::vector<int> low, high;
+        for (int l = 0; l < w / 2; ++l) low.push_back(l), high.push_back(l + w / 2);
+        std::vector<Value*> x, y;
+        for (Value* c : v) {
+          x.push_back(b_.CreateShuffleVector(c, low));
+          y.push_back(b_.CreateShuffleVector(c, high));
+        }
+        v = combine(i, x, y);
+      }
+      for (int c = 0; c < results; ++c) {
+        Value* r = v[c]->getType()->isVectorTy() ? b_.CreateExtractElement(v[c], static_cast<uint64_t>(0)) : v[c];
+        out.push_back({{r}, true});
+      }
+    }
+    env_[id] = out[0];
+    for (ValueId other : s.body)
+      if (nest_.insts[other].op == Opcode::Project && nest_.insts[other].args[0] == id)
+        env_[other] = out.at(nest_.insts[other].imm);
+  }
+}
+
+}  // namespace kiln::codegen

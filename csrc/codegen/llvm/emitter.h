@@ -1,0 +1,146 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "codegen/common/shape.h"
+#include "llvm/IR/IRBuilder.h"
+#include "llvm/IR/Module.h"
+#include "loops/loops.h"
+#include "schedule/schedule.h"
+
+// Emits one kernel as LLVM IR, explicitly vectorized. A value is either uniform over the lanes (one scalar) or has
+// `unroll` parts of `width` lanes each; arithmetic on uniform values stays scalar.
+namespace kiln::codegen {
+
+/// Vector math of the host process: decides which function computes an opcode, and remembers what the code calls.
+class MathLibrary {
+ public:
+  explicit MathLibrary(std::function<void*(const std::string&)> resolve) : resolve_(std::move(resolve)) {}
+  /// Address by name, from the resolver; null if it has none. Found ones become externals of the code.
+  bool find(const std::string& name);
+  void add(const std::string& name, void* address);
+  std::vector<std::pair<std::string, void*>> externals() const;
+
+ private:
+  std::function<void*(const std::string&)> resolve_;
+  std::unordered_map<std::string, void*> known_;
+};
+
+class Emitter {
+ public:
+  Emitter(llvm::Module& module, MathLibrary& math, const schedule::Kernel& kernel,
+          const std::vector<loops::Buffer>& buffers, const KernelShape& shape);
+  void emit(const std::string& symbol);
+
+ private:
+  using Value = llvm::Value;
+  using Type = llvm::Type;
+  using Expr = symbolic::Expr;
+  struct Parts {
+    std::vector<Value*> v;  // one entry: uniform, if `uniform`; else one vector a part
+    bool uniform = true;
+  };
+  /// Where the emission is: the vector variable, its first lane, and the mask of each part (null: all lanes).
+  struct Lanes {
+    int var = -1;  // loop variable over lanes; -1: none, everything is scalar
+    int width = 1;
+    int parts = 1;
+    Value* base = nullptr;  // value of `var` in lane 0 of part 0
+    std::vector<Value*> masks;
+  };
+
+  // emit_kernel.cpp: loops and stages
+  void emit_unit(Value* unit);
+  void emit_columns(Value* block);
+  void emit_stages();
+  void emit_row_stage(const loops::Stage& s, int stage_index);
+  void emit_column_stage(const loops::Stage& s, int stage_index);
+  void emit_body(const loops::Stage& s);
+  void emit_inst(loops::ValueId id);
+  void loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const std::function<void(Value*)>& body);
+  void nested(const std::vector<int>& vars, size_t at, const std::function<void()>& body);
+  /// Runs body over [0, extent) of the lane variable in vectors, the remainder in a masked last round.
+  void over_lanes(int var, int64_t extent, int width, int unroll, int64_t strip, const std::function<void()>& body,
+                  const std::function<void()>& after_strip);
+  void set_lanes(int var, int width, int parts, Value* base, int64_t valid_lanes);
+
+  // emit_ops.cpp
+  Type* type_of(DType t, int width = 1) const;
+  Type* memory_type_of(DType t, int width = 1) const;
+  Value* splat(Value* v, int width);
+  Value* part(const Parts& p, int i, int width);
+  Parts map(const std::vector<loops::ValueId>& args, const std::function<Value*(const std::vector<Value*>&)>& f);
+  Value* scalar_op(const loops::Inst& i, DType t, const std::vector<Value*>& a);
+  Value* integer_op(loops::Opcode op, DType t, const std::vector<Value*>& a);
+  Value* float_op(loops::Opcode op, DType t, const std::vector<Value*>& a);
+  Value* compare(loops::Opcode op, DType t, Value* a, Value* b);
+  Value* cast(Value* v, DType from, DType to);
+  Value* constant(DType t, const loops::Inst& i);
+  Value* fconst(Type* t, double v);
+  Value* round_to_bf16(Value* v);
+  void check_divisor(Value* divisor, int part_index);
+  Value* safe_integer_divide(loops::Opcode op, DType t, Value* a, Value* b);
+  int error_code(const std::string& message);
+  void fail_if(Value* any, int code);
+
+  // math.cpp
+  Value* call_math(loops::Opcode op, DType t, const std::vector<Value*>& a);
+  Value* call_vector(const std::string& name, const std::string& suffix, DType t, const std::vector<Value*>& a);
+
+  // emit_memory.cpp
+  Value* scalar_index(const Expr& e);
+  Value* lane_index(const Expr& e, int part_index);
+  bool depends_on_lanes(const Expr& e) const;
+  Value* address(loops::BufferId b, Value* index);
+  Parts emit_load(const loops::Inst& i);
+  void emit_store(const loops::Inst& i);
+  void emit_indirect(const loops::Inst& i);
+  Parts emit_in_range(const loops::Inst& i);
+  Parts emit_index_value(const loops::Inst& i);
+  Value* from_memory(Value* v, DType t);
+  Value* to_memory(Value* v, DType t);
+  void tag(llvm::Instruction* i, loops::BufferId b);
+  Value* lane_mask(int part_index, int width);
+
+  // emit_reduce.cpp
+  std::vector<Value*> identity(const loops::Inst& i, int width);
+  std::vector<Value*> combine(const loops::Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b);
+  /// One element (the operands) as a partial result.
+  std::vector<Value*> accumulate(const loops::Inst& i, const std::vector<Value*>& acc, const std::vector<Value*>& x);
+  void begin_reductions(const loops::Stage& s, int width, int unroll, bool cascade);
+  void emit_reduce_step(loops::ValueId id);
+  void flush_cascade();
+  void finish_reductions(const loops::Stage& s, bool lanes_are_results);
+  std::vector<Type*> accumulator_types(const loops::Inst& i, int width) const;
+
+  struct Accumulator {
+    std::vector<std::vector<Value*>> slots;  // [part][component]: stack slots
+    std::vector<std::vector<Value*>> outer;  // second level of a cascade; empty if none
+  };
+
+  llvm::Module& module_;
+  llvm::LLVMContext& context_;
+  llvm::IRBuilder<> b_;
+  MathLibrary& math_;
+  const schedule::Kernel& kernel_;
+  const loops::Nest& nest_;
+  const std::vector<loops::Buffer>& buffers_;
+  const KernelShape& shape_;
+  llvm::Function* fn_ = nullptr;
+  llvm::BasicBlock* entry_ = nullptr;
+  std::unordered_map<loops::BufferId, Value*> pointers_;
+  std::unordered_map<loops::BufferId, bool> written_;
+  std::unordered_map<loops::BufferId, llvm::MDNode*> scope_, noalias_;
+  std::vector<Value*> loop_values_;  // per loop variable: its scalar value (of the vector variable: unused)
+  std::vector<Parts> env_;           // per instruction
+  std::vector<Parts> indirect_;      // per indirect variable, as i64
+  std::unordered_map<loops::ValueId, Accumulator> accumulators_;
+  std::unordered_map<loops::ValueId, std::vector<Parts>> reduced_;
+  std::unordered_map<int, llvm::BasicBlock*> error_blocks_;
+  Lanes lanes_;
+  llvm::Value* stack_slot(Type* t, const char* name);
+};
+
+}  // namespace kiln::codegen

@@ -1,0 +1,146 @@
+#include "schedule/schedule.h"
+
+#include "base/error.h"
+
+namespace kiln::schedule {
+
+using loops::Inst;
+using loops::Nest;
+using loops::Opcode;
+using loops::Stage;
+using loops::ValueId;
+
+namespace {
+
+/// Which way to vectorize: over the last outer variable, or over each stage's last inner one.
+bool prefer_columns(const Nest& n) {
+  if (n.outer.empty()) return false;
+  bool inner = false;
+  for (const Stage& s : n.stages) inner |= !s.vars.empty();
+  if (!inner) return true;
+  // Count accesses that are contiguous one way or the other, weighed by how often they run.
+  double columns = 0, rows = 0;
+  for (const Stage& s : n.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = n.insts[id];
+      if (i.buffer < 0) continue;
+      const double weight = static_cast<double>(n.stage_size(s));
+      int64_t stride;
+      loops::Expr rest;
+      if (split_linear(i.index, n.outer.back(), stride, rest) && stride == 1) columns += weight;
+      if (!s.vars.empty() && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1) rows += weight;
+    }
+  return columns > rows;
+}
+
+}  // namespace
+
+std::vector<KernelArg> kernel_args(const Nest& n, const std::vector<loops::Buffer>& buffers) {
+  std::vector<KernelArg> args;
+  for (const Stage& s : n.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = n.insts[id];
+      if (i.buffer < 0 || buffers[i.buffer].kind == loops::BufferKind::Scratch) continue;
+      auto it = std::find_if(args.begin(), args.end(), [&](const KernelArg& a) { return a.buffer == i.buffer; });
+      if (it == args.end()) it = args.insert(args.end(), KernelArg{i.buffer});
+      if (i.op == Opcode::Store) {
+        it->written = true;
+        it->read |= i.mode == loops::StoreMode::Add;
+      } else {
+        it->read = true;
+      }
+    }
+  return args;
+}
+
+Plan make_plan(const loops::Program& program, const Options& options) {
+  Plan plan;
+  plan.buffers = program.buffers;
+  plan.externs = program.externs;
+  for (const loops::Program::Item& item : program.items) {
+    if (!item.is_nest) {
+      plan.steps.push_back({false, item.index});
+      continue;
+    }
+    Kernel k;
+    k.nest = program.nests[item.index];
+    k.args = kernel_args(k.nest, plan.buffers);
+    k.vectorize_outer = prefer_columns(k.nest);
+    plan.steps.push_back({true, static_cast<int>(plan.kernels.size())});
+    plan.kernels.push_back(std::move(k));
+  }
+  return plan;
+}
+
+std::vector<std::pair<int, int>> liveness(const Plan& plan) {
+  std::vector<std::pair<int, int>> live(plan.buffers.size(), {-1, -1});
+  const auto touch = [&](BufferId b, int step) {
+    if (live[b].first < 0) live[b].first = step;
+    live[b].second = step;
+  };
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    const Step& step = plan.steps[s];
+    const int at = static_cast<int>(s);
+    if (step.is_kernel) {
+      for (const KernelArg& a : plan.kernels[step.index].args) touch(a.buffer, at);
+    } else {
+      for (BufferId b : plan.externs[step.index].reads) touch(b, at);
+      for (BufferId b : plan.externs[step.index].writes) touch(b, at);
+    }
+  }
+  return live;
+}
+
+MemoryPlan plan_memory(const Plan& plan) {
+  MemoryPlan memory;
+  memory.offsets.assign(plan.buffers.size(), -1);
+  const auto live = liveness(plan);
+  struct Block {
+    BufferId buffer;
+    int64_t bytes;
+  };
+  std::vector<Block> order;
+  for (size_t b = 0; b < plan.buffers.size(); ++b) {
+    const loops::Buffer& buffer = plan.buffers[b];
+    if (buffer.kind != loops::BufferKind::Temp || live[b].first < 0) continue;
+    const int64_t bytes = std::max<int64_t>(buffer.numel, 1) * dtype_size(buffer.dtype);
+    order.push_back({static_cast<BufferId>(b), (bytes + 63) / 64 * 64});
+  }
+  // Largest first, each at the lowest offset free over its whole life.
+  std::stable_sort(order.begin(), order.end(), [](const Block& a, const Block& b) { return a.bytes > b.bytes; });
+  std::vector<Block> placed;
+  for (const Block& x : order) {
+    std::vector<std::pair<int64_t, int64_t>> taken;
+    for (const Block& y : placed)
+      if (live[x.buffer].first <= live[y.buffer].second && live[y.buffer].first <= live[x.buffer].second)
+        taken.push_back({memory.offsets[y.buffer], memory.offsets[y.buffer] + y.bytes});
+    std::sort(taken.begin(), taken.end());
+    int64_t at = 0;
+    for (const auto& [lo, hi] : taken) {
+      if (lo - at >= x.bytes) break;
+      at = std::max(at, hi);
+    }
+    memory.offsets[x.buffer] = at;
+    memory.arena_bytes = std::max(memory.arena_bytes, at + x.bytes);
+    placed.push_back(x);
+  }
+  return memory;
+}
+
+std::string print(const Plan& plan) {
+  std::string out;
+  for (const Step& s : plan.steps) {
+    if (!s.is_kernel) {
+      out += "extern " + plan.externs[s.index].name + "\n";
+      continue;
+    }
+    const Kernel& k = plan.kernels[s.index];
+    out += std::string("kernel ") + (k.vectorize_outer ? "columns" : "rows");
+    for (const KernelArg& a : k.args)
+      out += " " + plan.buffers[a.buffer].name + (a.written ? a.read ? ":rw" : ":w" : ":r");
+    out += "\n" + loops::print(k.nest, plan.buffers);
+  }
+  return out;
+}
+
+}  // namespace kiln::schedule

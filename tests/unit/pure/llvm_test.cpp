@@ -1,0 +1,349 @@
+#include <limits>
+
+#include "loops_harness.h"
+
+namespace kiln::testing {
+namespace {
+
+const DType kAll[] = {DType::Bool,  DType::UInt8,   DType::Int8,     DType::Int16,   DType::Int32,
+                      DType::Int64, DType::Float16, DType::BFloat16, DType::Float32, DType::Float64};
+
+std::vector<double> nasty(DType t) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  if (t == DType::Bool) return {0, 1};
+  if (dtype_kind(t) == 'u') return {0, 1, 2, 7, 127, 128, 254, 255};
+  if (dtype_kind(t) == 'i') {
+    const double max = std::ldexp(1.0, dtype_size(t) * 8 - 1);
+    // 2^63 - 1 has no double: the largest below it does.
+    return {0, 1, -1, 2, -2, 3, -3, 7, 100, -100, dtype_size(t) == 8 ? 9.2e18 : max - 1, -max};
+  }
+  return {0.0, -0.0, 1, -1, 0.5, -0.5, 2.5, -2.5, 1e-40, 3e4, -3e4, 7.25, inf, -inf, nan, 0.1, 1e30, -1e-30};
+}
+
+struct OpCase {
+  Opcode op;
+  DType dtype;
+};
+
+bool applies(Opcode op, DType t) {
+  const char c = loops::opcode_class(op);
+  const bool half = is_floating(t) && dtype_size(t) == 2;
+  if (c == 'c') return true;
+  if (half) return false;
+  if (c == 'f') return is_floating(t);
+  if (c == 'l') return is_integral(t);
+  if (c == 'i') return is_integral(t) && t != DType::Bool;
+  return t != DType::Bool;
+}
+
+bool is_divide(Opcode op) {
+  return op == Opcode::FloorDiv || op == Opcode::TruncDiv || op == Opcode::Remainder || op == Opcode::Fmod;
+}
+
+}  // namespace
+
+// Every opcode on every dtype over all pairs of nasty operands, at every vector width.
+TEST(Llvm, ScalarOpsEqualInterpreter) {
+  for (int op = 0; op < static_cast<int>(Opcode::ConstInt); ++op) {
+    Program p;
+    std::vector<Nest> nests;
+    std::vector<std::array<BufferId, 4>> ids;
+    for (DType t : kAll) {
+      if (!applies(static_cast<Opcode>(op), t)) continue;
+      const int64_t n = static_cast<int64_t>(nasty(t).size() * nasty(t).size());
+      const std::string name(dtype_name(t));
+      const DType r = loops::opcode_class(static_cast<Opcode>(op)) == 'c' ? DType::Bool : t;
+      std::array<BufferId, 4> b = {
+          p.add_buffer("a" + name, t, n, BufferKind::Input), p.add_buffer("b" + name, t, n, BufferKind::Input),
+          p.add_buffer("c" + name, t, n, BufferKind::Input), p.add_buffer("out" + name, r, n, BufferKind::Output)};
+      ids.push_back(b);
+    }
+    for (const auto& b : ids)
+      p.add_nest(loops::pointwise(p.buffers, std::string(loops::opcode_name(static_cast<Opcode>(op))),
+                                  {p.buffers[b[0]].numel},
+                                  [&](loops::Ops& o, loops::Index i) {
+                                    std::vector<Val> args;
+                                    for (int k = 0; k < loops::arity(static_cast<Opcode>(op)); ++k)
+                                      args.push_back(o.load(b[k], i[0]));
+                                    return o.apply(static_cast<Opcode>(op), args);
+                                  },
+                                  {b[3], nullptr, loops::StoreMode::Assign}));
+    Memory m(p.buffers);
+    for (const auto& b : ids) {
+      const DType t = p.buffers[b[0]].dtype;
+      const auto v = nasty(t);
+      for (size_t i = 0; i < v.size(); ++i)
+        for (size_t j = 0; j < v.size(); ++j) {
+          const int64_t at = static_cast<int64_t>(i * v.size() + j);
+          write_element(m.pointers[b[0]], t, at, v[i]);
+          const bool zero = is_integral(t) && is_divide(static_cast<Opcode>(op)) && v[j] == 0;
+          write_element(m.pointers[b[1]], t, at, zero ? 1 : v[j]);
+          write_element(m.pointers[b[2]], t, at, v[(i + j) % v.size()]);
+        }
+    }
+    for (int bits : {512, 256, 128}) check_program(p, m, 0, {}, bits);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Llvm, CastsEqualInterpreter) {
+  Program p;
+  std::vector<std::pair<BufferId, BufferId>> pairs;
+  for (DType from : kAll)
+    for (DType to : kAll) {
+      const std::string name = std::string(dtype_name(from)) + "_" + std::string(dtype_name(to));
+      const int64_t n = static_cast<int64_t>(nasty(from).size());
+      const BufferId a = p.add_buffer("in_" + name, from, n, BufferKind::Input);
+      const BufferId b = p.add_buffer("out_" + name, to, n, BufferKind::Output);
+      pairs.push_back({a, b});
+    }
+  for (const auto& [a, b] : pairs) {
+    const BufferId from = a, to = b;
+    p.add_nest(loops::pointwise(
+        p.buffers, "cast", {p.buffers[from].numel},
+        [&, from, to](loops::Ops& o, loops::Index i) { return o.cast(o.load(from, i[0]), p.buffers[to].dtype); },
+        {to, nullptr, loops::StoreMode::Assign}));
+  }
+  Memory m(p.buffers);
+  for (const auto& [a, b] : pairs) {
+    const auto v = nasty(p.buffers[a].dtype);
+    for (size_t i = 0; i < v.size(); ++i) write_element(m.pointers[a], p.buffers[a].dtype, i, v[i]);
+  }
+  schedule::Options one_each;
+  one_each.fusion = false;
+  check_program(p, m, 0, one_each);
+}
+
+// Remainders of every length, in one and two dimensions, reductions included.
+TEST(Llvm, EveryTailLength) {
+  std::mt19937 rng(1);
+  for (int64_t n = 1; n <= 40; ++n) {
+    Program p;
+    const BufferId x = p.add_buffer("x", DType::Float32, 3 * n, BufferKind::Input);
+    const BufferId row = p.add_buffer("row", DType::Float32, n, BufferKind::Input);
+    const BufferId y = p.add_buffer("y", DType::Float32, 3 * n, BufferKind::Output);
+    const BufferId s = p.add_buffer("s", DType::Float32, 3, BufferKind::Output);
+    const BufferId c = p.add_buffer("c", DType::Float32, n, BufferKind::Output);
+    const BufferId k = p.add_buffer("k", DType::Int64, 3, BufferKind::Output);
+    const auto load = [&](loops::Ops& o, const Expr& i, const Expr& j) { return o.load(x, i * Expr(n) + j); };
+    p.add_nest(loops::pointwise(
+        p.buffers, "scale", {3, n},
+        [&](loops::Ops& o, loops::Index i) { return o.Mul(load(o, i[0], i[1]), o.load(row, i[1])); }, {y}));
+    p.add_nest(loops::reduction(p.buffers, "rows", {3}, {n}, ReduceKind::Sum,
+                                [&](loops::Ops& o, loops::Index i) { return load(o, i[0], i[1]); }, {s}));
+    p.add_nest(loops::reduction(p.buffers, "columns", {n}, {3}, ReduceKind::Max,
+                                [&](loops::Ops& o, loops::Index i) { return load(o, i[1], i[0]); }, {c}));
+    p.add_nest(loops::reduction(
+        p.buffers, "argmax", {3}, {n}, ReduceKind::ArgMax,
+        [&](loops::Ops& o, loops::Index i) { return load(o, i[0], i[1]); }, {k, nullptr, loops::StoreMode::Assign},
+        [](loops::Ops&, loops::Index, const std::vector<Val>& r) { return r[1]; }));
+    Memory m(p.buffers);
+    fill(m, p.buffers, x, rng);
+    fill(m, p.buffers, row, rng);
+    for (int bits : {512, 256, 128}) check_program(p, m, 1e-5, {}, bits);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Llvm, EveryReductionEitherWay) {
+  std::mt19937 rng(2);
+  const std::pair<ReduceKind, DType> cases[] = {
+      {ReduceKind::Sum, DType::Float32},     {ReduceKind::Sum, DType::Float64},
+      {ReduceKind::Sum, DType::Int64},       {ReduceKind::Prod, DType::Float32},
+      {ReduceKind::Prod, DType::Int32},      {ReduceKind::Max, DType::Float32},
+      {ReduceKind::Max, DType::Int8},        {ReduceKind::Min, DType::Float64},
+      {ReduceKind::Min, DType::UInt8},       {ReduceKind::Any, DType::Bool},
+      {ReduceKind::All, DType::Bool},        {ReduceKind::ArgMax, DType::Float32},
+      {ReduceKind::ArgMin, DType::Int32},    {ReduceKind::Welford, DType::Float32},
+      {ReduceKind::Welford, DType::Float64}, {ReduceKind::OnlineSoftmax, DType::Float32}};
+  for (const auto& [kind_, t_] : cases)
+    for (const bool columns : {false, true}) {
+      const ReduceKind kind = kind_;
+      const DType t = t_;
+      const int64_t outer = 37, inner = 301;
+      Program p;
+      const BufferId x = p.add_buffer("x", t, outer * inner, BufferKind::Input);
+      const BufferId y = p.add_buffer("y", t, outer, BufferKind::Output);
+      const bool two = loops::result_count(kind) == 2;
+      const DType t2 = kind == ReduceKind::ArgMax || kind == ReduceKind::ArgMin ? DType::Int64 : t;
+      const BufferId z = p.add_buffer("z", t2, outer, BufferKind::Output);
+      NestBuilder b(p.buffers, "reduce", {outer});
+      const auto in = b.stage({7, inner / 7});
+      const Expr q = in[0] * Expr(inner / 7) + in[1];
+      const Expr at = columns ? q * Expr(outer) + b.outer()[0] : b.outer()[0] * Expr(inner) + q;
+      std::vector<Val> args{b.load(x, at)};
+      if (t2 != t) args.push_back(b.index_value(q));
+      const auto r = b.reduce(kind, args);
+      b.stage({});
+      b.store(y, b.outer()[0], r[0]);
+      if (two) b.store(z, b.outer()[0], r[1]);
+      p.add_nest(b.finish());
+      Memory m(p.buffers);
+      fill(m, p.buffers, x, rng, 5);
+      check_program(p, m, is_floating(t) ? 2e-5 : 0);
+      if (is_floating(t)) {  // NaN goes through; equal extremes take the first index
+        write_element(m.pointers[x], t, 17 * inner + 3, std::nan(""));
+        write_element(m.pointers[x], t, 4 * inner + 3, std::numeric_limits<double>::infinity());
+        if (kind != ReduceKind::Welford && kind != ReduceKind::OnlineSoftmax) check_program(p, m, 2e-5);
+      }
+      if (HasFailure()) return;
+    }
+}
+
+TEST(Llvm, GatherScatterAndIndexErrors) {
+  std::mt19937 rng(3);
+  const int64_t rows = 23, width = 19, count = 41;
+  Program p;
+  const BufferId table = p.add_buffer("table", DType::Float32, rows * width, BufferKind::Input);
+  const BufferId ids = p.add_buffer("ids", DType::Int64, count, BufferKind::Input);
+  const BufferId out = p.add_buffer("out", DType::Float32, count * width, BufferKind::Output);
+  const BufferId grad = p.add_buffer("grad", DType::Float32, rows * width, BufferKind::Output);
+  const BufferId histogram = p.add_buffer("histogram", DType::Int64, rows, BufferKind::Output);
+  p.add_nest(loops::pointwise(p.buffers, "embedding", {count, width},
+                              [&](loops::Ops& o, loops::Index i) {
+                                const Expr row = o.indirect(o.load(ids, i[0]), rows, true, "index out of range");
+                                return o.load(table, row * Expr(width) + i[1]);
+                              },
+                              {out}));
+  {
+    NestBuilder b(p.buffers, "embedding_backward", {width});
+    const auto in = b.stage({count});
+    const Expr row = b.indirect(b.load(ids, in[0]), rows, true, "index out of range");
+    b.store(grad, row * Expr(width) + b.outer()[0], b.load(out, in[0] * Expr(width) + b.outer()[0]),
+            loops::StoreMode::Add);
+    p.add_nest(b.finish());
+  }
+  {
+    NestBuilder b(p.buffers, "count", {});
+    const auto in = b.stage({count});
+    const Expr row = b.indirect(b.load(ids, in[0]), rows, true, "index out of range");
+    b.store(histogram, row, b.constant_int(DType::Int64, 1), loops::StoreMode::Add);
+    p.add_nest(b.finish());
+  }
+  Memory m(p.buffers);
+  fill(m, p.buffers, table, rng);
+  for (int64_t i = 0; i < count; ++i) m.data<int64_t>(ids)[i] = static_cast<int64_t>(rng() % (2 * rows)) - rows;
+  check_program(p, m, 1e-6);
+  m.data<int64_t>(ids)[40] = rows;
+  EXPECT_THROW(check_program(p, m), loops::KernelError);
+  const schedule::Plan plan = schedule::make_plan(p, {});
+  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, {});
+  Memory got = m;
+  EXPECT_THROW(run_plan(plan, kernels, got), loops::KernelError);
+}
+
+TEST(Llvm, IntegerDivisionByZeroStops) {
+  Program p;
+  const BufferId a = p.add_buffer("a", DType::Int32, 21, BufferKind::Input);
+  const BufferId y = p.add_buffer("y", DType::Int32, 21, BufferKind::Output);
+  p.add_nest(loops::pointwise(
+      p.buffers, "div", {21},
+      [&](loops::Ops& o, loops::Index i) { return o.FloorDiv(o.constant_int(DType::Int32, 7), o.load(a, i[0])); },
+      {y}));
+  Memory m(p.buffers);
+  for (int i = 0; i < 21; ++i) m.data<int32_t>(a)[i] = i + 1;
+  check_program(p, m);
+  m.data<int32_t>(a)[20] = 0;
+  const schedule::Plan plan = schedule::make_plan(p, {});
+  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, {});
+  EXPECT_THROW(run_plan(plan, kernels, m), loops::KernelError);
+}
+
+// Concatenation and padding: loads under a predicate whose index is out of range elsewhere.
+TEST(Llvm, MaskedLoads) {
+  std::mt19937 rng(4);
+  for (const DType t : {DType::Float32, DType::BFloat16, DType::Int64, DType::Bool}) {
+    const int64_t n = 5, a_width = 13, b_width = 30, width = a_width + b_width;
+    Program p;
+    const BufferId a = p.add_buffer("a", t, n * a_width, BufferKind::Input);
+    const BufferId b = p.add_buffer("b", t, n * b_width, BufferKind::Input);
+    const BufferId y = p.add_buffer("y", t, n * width, BufferKind::Output);
+    const BufferId padded = p.add_buffer("padded", t, (n + 2) * (a_width + 2), BufferKind::Output);
+    p.add_nest(loops::pointwise(p.buffers, "cat", {n, width},
+                                [&](loops::Ops& o, loops::Index i) {
+                                  const Val zero = o.constant(t, 0);
+                                  const Val right = o.masked_load(b, i[0] * Expr(b_width) + i[1] - Expr(a_width),
+                                                                  o.in_range(i[1], a_width, width), zero);
+                                  return o.masked_load(a, i[0] * Expr(a_width) + i[1], o.in_range(i[1], 0, a_width),
+                                                       right);
+                                },
+                                {y}));
+    p.add_nest(loops::pointwise(
+        p.buffers, "pad", {n + 2, a_width + 2},
+        [&](loops::Ops& o, loops::Index i) {
+          const Val inside = o.And(o.in_range(i[0], 1, n + 1), o.in_range(i[1], 1, a_width + 1));
+          return o.masked_load(a, (i[0] - Expr(1)) * Expr(a_width) + i[1] - Expr(1), inside, o.constant(t, 1));
+        },
+        {padded}));
+    Memory m(p.buffers);
+    fill(m, p.buffers, a, rng);
+    fill(m, p.buffers, b, rng);
+    check_program(p, m);
+  }
+}
+
+TEST(Llvm, StridedTransposedAndDividedIndices) {
+  std::mt19937 rng(5);
+  const int64_t n = 18, w = 35;
+  for (const DType t : {DType::Float32, DType::Int64, DType::Float16, DType::Bool}) {
+    Program p;
+    const BufferId x = p.add_buffer("x", t, n * w * 2, BufferKind::Input);
+    const BufferId a = p.add_buffer("a", t, n * w, BufferKind::Output);
+    const BufferId b = p.add_buffer("b", t, n * w, BufferKind::Output);
+    const BufferId c = p.add_buffer("c", t, n * w, BufferKind::Output);
+    p.add_nest(loops::pointwise(
+        p.buffers, "every second", {n, w},
+        [&](loops::Ops& o, loops::Index i) { return o.load(x, i[0] * Expr(2 * w) + i[1] * Expr(2)); }, {a}));
+    p.add_nest(loops::pointwise(p.buffers, "transpose", {w, n},
+                                [&](loops::Ops& o, loops::Index i) { return o.load(x, i[1] * Expr(w) + i[0]); }, {b}));
+    p.add_nest(loops::pointwise(
+        p.buffers, "repeat", {n * w},
+        [&](loops::Ops& o, loops::Index i) { return o.load(x, floordiv(i[0], 3) + mod(i[0], 5)); }, {c}));
+    Memory m(p.buffers);
+    fill(m, p.buffers, x, rng);
+    check_program(p, m);
+  }
+}
+
+TEST(Llvm, RunningSumsAndProducts) {
+  std::mt19937 rng(6);
+  for (const bool rows : {true, false}) {
+    const int64_t n = 21, w = 37;
+    Program p;
+    const BufferId x = p.add_buffer("x", DType::Float32, n * w, BufferKind::Input);
+    const BufferId y = p.add_buffer("y", DType::Float32, n * w, BufferKind::Output);
+    const BufferId at = p.add_buffer("at", DType::Int64, n * w, BufferKind::Output);
+    NestBuilder b(p.buffers, "cumsum", {rows ? n : w});
+    const auto in = b.stage({rows ? w : n});
+    const Expr e = rows ? b.outer()[0] * Expr(w) + in[0] : in[0] * Expr(w) + b.outer()[0];
+    const Val v = b.load(x, e);
+    b.store(y, e, b.scan(ReduceKind::Sum, {v})[0]);
+    b.store(at, e, b.scan(ReduceKind::ArgMax, {v, b.index_value(in[0])})[1]);
+    p.add_nest(b.finish());
+    Memory m(p.buffers);
+    fill(m, p.buffers, x, rng);
+    check_program(p, m, 1e-5);
+  }
+}
+
+TEST(Llvm, EqualStructuresShareCode) {
+  Program p;
+  std::vector<BufferId> in, out;
+  for (int k = 0; k < 3; ++k) {
+    in.push_back(p.add_buffer("x" + std::to_string(k), DType::Float32, 100, BufferKind::Input));
+    out.push_back(p.add_buffer("y" + std::to_string(k), DType::Float32, 100, BufferKind::Output));
+  }
+  for (int k = 0; k < 3; ++k)
+    p.add_nest(loops::pointwise(
+        p.buffers, "n" + std::to_string(k), {100},
+        [&](loops::Ops& o, loops::Index i) { return o.Add(o.load(in[k], i[0]), o.constant(DType::Float32, k / 2)); },
+        {out[k]}));
+  schedule::Options one_each;
+  one_each.fusion = false;
+  const schedule::Plan plan = schedule::make_plan(p, one_each);
+  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, {});
+  EXPECT_EQ(kernels[0].fn, kernels[1].fn);
+  EXPECT_NE(kernels[0].fn, kernels[2].fn);
+}
+
+}  // namespace kiln::testing

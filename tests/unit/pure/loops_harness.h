@@ -1,0 +1,180 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "base/error.h"
+#include "codegen/common/kernel.h"
+#include "loops/loops.h"
+#include "schedule/schedule.h"
+
+// Runs loop programs by the interpreter and by compiled kernels on equal data and compares every visible buffer.
+namespace kiln::testing {
+
+using loops::Buffer;
+using loops::BufferId;
+using loops::BufferKind;
+using loops::Nest;
+using loops::NestBuilder;
+using loops::Opcode;
+using loops::Program;
+using loops::ReduceKind;
+using loops::Val;
+using symbolic::Expr;
+
+struct Memory {
+  std::vector<std::vector<char>> bytes;
+  std::vector<void*> pointers;
+
+  explicit Memory(const std::vector<Buffer>& buffers) {
+    for (const Buffer& b : buffers) bytes.emplace_back(b.numel * dtype_size(b.dtype) + 64, 0);
+    link();
+  }
+  Memory(const Memory& o) : bytes(o.bytes) { link(); }
+  void link() {
+    pointers.clear();
+    for (auto& b : bytes) pointers.push_back(b.data());
+  }
+  template <class T>
+  T* data(BufferId b) {
+    return reinterpret_cast<T*>(bytes.at(b).data());
+  }
+};
+
+inline double read_element(const void* p, DType t, int64_t i) {
+  switch (t) {
+    case DType::Bool:
+    case DType::UInt8:
+      return static_cast<const uint8_t*>(p)[i];
+    case DType::Int8:
+      return static_cast<const int8_t*>(p)[i];
+    case DType::Int16:
+      return static_cast<const int16_t*>(p)[i];
+    case DType::Int32:
+      return static_cast<const int32_t*>(p)[i];
+    case DType::Int64:
+      return static_cast<double>(static_cast<const int64_t*>(p)[i]);
+    case DType::Float32:
+      return static_cast<const float*>(p)[i];
+    case DType::Float64:
+      return static_cast<const double*>(p)[i];
+    case DType::BFloat16: {
+      const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(p)[i]) << 16;
+      float f;
+      std::memcpy(&f, &bits, 4);
+      return f;
+    }
+    case DType::Float16: {
+      _Float16 h;
+      std::memcpy(&h, static_cast<const uint16_t*>(p) + i, 2);
+      return static_cast<double>(h);
+    }
+    default:
+      return 0;
+  }
+}
+
+inline void write_element(void* p, DType t, int64_t i, double v) {
+  switch (t) {
+    case DType::Bool:
+      static_cast<uint8_t*>(p)[i] = v != 0;
+      break;
+    case DType::UInt8:
+      static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(v);
+      break;
+    case DType::Int8:
+      static_cast<int8_t*>(p)[i] = static_cast<int8_t>(v);
+      break;
+    case DType::Int16:
+      static_cast<int16_t*>(p)[i] = static_cast<int16_t>(v);
+      break;
+    case DType::Int32:
+      static_cast<int32_t*>(p)[i] = static_cast<int32_t>(v);
+      break;
+    case DType::Int64:
+      static_cast<int64_t*>(p)[i] = static_cast<int64_t>(v);
+      break;
+    case DType::Float32:
+      static_cast<float*>(p)[i] = static_cast<float>(v);
+      break;
+    case DType::Float64:
+      static_cast<double*>(p)[i] = v;
+      break;
+    case DType::BFloat16: {
+      const float f = static_cast<float>(v);
+      uint32_t bits;
+      std::memcpy(&bits, &f, 4);
+      static_cast<uint16_t*>(p)[i] =
+          static_cast<uint16_t>(std::isnan(f) ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+      break;
+    }
+    case DType::Float16: {
+      const _Float16 h = static_cast<_Float16>(v);
+      std::memcpy(static_cast<uint16_t*>(p) + i, &h, 2);
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+/// Fills a buffer: floats normal, integers in [-bound, bound] (unsigned: [0, bound]).
+inline void fill(Memory& m, const std::vector<Buffer>& buffers, BufferId b, std::mt19937& rng, double bound = 20) {
+  std::normal_distribution<double> normal;
+  std::uniform_int_distribution<int> integer(0, static_cast<int>(bound));
+  for (int64_t i = 0; i < buffers[b].numel; ++i) {
+    const DType t = buffers[b].dtype;
+    double v = normal(rng);
+    if (is_integral(t))
+      v = t == DType::Bool ? integer(rng) % 2 : integer(rng) * (dtype_kind(t) == 'i' && normal(rng) < 0 ? -1 : 1);
+    write_element(m.pointers[b], t, i, v);
+  }
+}
+
+/// Equal bit for bit, or both NaN, or within `tolerance` relative (and absolute below one).
+inline void expect_close(const Memory& want, const Memory& got, const std::vector<Buffer>& buffers, BufferId b,
+                         double tolerance, const std::string& what) {
+  for (int64_t i = 0; i < buffers[b].numel; ++i) {
+    const double x = read_element(want.pointers[b], buffers[b].dtype, i);
+    const double y = read_element(got.pointers[b], buffers[b].dtype, i);
+    if ((std::isnan(x) && std::isnan(y)) || (x == y && std::signbit(x) == std::signbit(y))) continue;
+    if (tolerance > 0 && std::fabs(x - y) <= tolerance * std::max(1.0, std::fabs(x))) continue;
+    FAIL() << what << ": " << buffers[b].name << "[" << i << "]: interpreter " << x << ", kernel " << y;
+  }
+}
+
+inline void interpret_all(const Program& p, Memory& m) {
+  for (const auto& item : p.items) loops::interpret(p.nests.at(item.index), p.buffers, m.pointers);
+}
+
+inline void run_plan(const schedule::Plan& plan, const std::vector<codegen::CompiledKernel>& kernels, Memory& m) {
+  for (const schedule::Step& s : plan.steps) {
+    std::vector<void*> pointers;
+    for (const auto& a : plan.kernels[s.index].args) pointers.push_back(m.pointers.at(a.buffer));
+    codegen::run_serial(kernels[s.index], pointers.data());
+  }
+}
+
+/// Schedules and compiles `p`, runs both ways from the same data, compares every buffer that is not a Temp.
+inline void check_program(const Program& p, const Memory& start, double tolerance = 0, schedule::Options options = {},
+                          int simd_bits = 0) {
+  loops::verify(p);
+  Memory want = start;
+  interpret_all(p, want);
+  const schedule::Plan plan = schedule::make_plan(p, options);
+  for (const auto& k : plan.kernels) loops::verify(k.nest, plan.buffers);
+  codegen::CompileOptions compile;
+  compile.simd_bits = simd_bits;
+  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, compile);
+  Memory got(plan.buffers);
+  for (size_t b = 0; b < p.buffers.size(); ++b) got.bytes[b] = start.bytes[b];
+  got.link();
+  run_plan(plan, kernels, got);
+  for (size_t b = 0; b < p.buffers.size(); ++b)
+    if (p.buffers[b].kind != BufferKind::Temp)
+      expect_close(want, got, p.buffers, static_cast<BufferId>(b), tolerance, schedule::print(plan));
+}
+
+}  // namespace kiln::testing
