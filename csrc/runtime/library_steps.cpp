@@ -1,0 +1,442 @@
+#include "runtime/library_steps.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "runtime/attention/attention.h"
+#include "runtime/conv/conv.h"
+#include "runtime/gemm/gemm.h"
+#include "runtime/parallel.h"
+
+namespace kiln::runtime {
+namespace {
+
+using graph::Node;
+using graph::TensorMeta;
+using graph::Value;
+
+bool is_f32(const TensorMeta& m) { return m.dtype == DType::Float32 && m.device.type == graph::DeviceType::CPU; }
+
+/// Room for `floats` in the frame's scratch, 64-byte aligned; good until the next step.
+float* workspace(Frame& frame, int64_t floats) {
+  const size_t bytes = static_cast<size_t>(floats) * sizeof(float) + 64;
+  if (frame.scratch.size() < bytes) frame.scratch.resize(bytes);
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(frame.scratch.data()) + 63) & ~uintptr_t{63});
+}
+
+/// A step over some slots with a name; the parts that all steps here share.
+class LibraryStep : public Step {
+ public:
+  LibraryStep(std::string what, std::vector<Slot> reads, std::vector<Slot> writes)
+      : what_(std::move(what)), reads_(std::move(reads)), writes_(std::move(writes)) {}
+  std::string describe(const Plan& plan) const override {
+    std::string text;
+    for (Slot s : writes_) text += (text.empty() ? "" : ", ") + plan.slot_text(s);
+    text += " <- " + what_ + "(";
+    for (size_t i = 0; i < reads_.size(); ++i) text += (i ? ", " : "") + plan.slot_text(reads_[i]);
+    return text + ")";
+  }
+  void for_each_slot(const std::function<void(Slot)>& f) const override {
+    for (Slot s : reads_) f(s);
+    for (Slot s : writes_) f(s);
+  }
+
+ protected:
+  float* at(const Frame& frame, Slot s) const { return reinterpret_cast<float*>(frame.ptrs[s]); }
+
+ private:
+  std::string what_;
+  std::vector<Slot> reads_, writes_;
+};
+
+// --- matrix products ------------------------------------------------------------------------------------------------
+
+/// Where mm, addmm and bmm have their operands.
+struct Product {
+  Value a, b, bias;
+};
+
+std::optional<Product> product_of(const Node& n) {
+  const std::string& op = n.op.name();
+  if (op == "aten::mm" || op == "aten::bmm") return Product{n.arg(0).value(), n.arg(1).value(), {}};
+  if (op == "aten::addmm") {
+    for (size_t i : {3, 4})
+      if (n.args.size() > i && n.arg(i).is_number() && n.arg(i).to_double() != 1.0) return std::nullopt;
+    return Product{n.arg(1).value(), n.arg(2).value(), n.arg(0).value()};
+  }
+  return std::nullopt;
+}
+
+/// A bias that is one row, added to every row of the product.
+bool is_row(const TensorMeta& bias, int64_t n) {
+  if (bias.sizes.empty() || bias.sizes.back() != n || (n > 1 && bias.strides.back() != 1)) return false;
+  return bias.dim() == 1 || (bias.dim() == 2 && (bias.sizes[0] == 1 || bias.strides[0] == 0));
+}
+
+bool serves_product(const TensorMeta& a, const TensorMeta& b, const TensorMeta* bias, const TensorMeta& c) {
+  if (!gemm::supported() || !is_f32(a) || !is_f32(b) || !is_f32(c)) return false;
+  const size_t r = c.sizes.size();
+  const int64_t m = c.sizes[r - 2], n = c.sizes[r - 1], k = a.sizes[r - 1];
+  if (n > 1 && c.strides[r - 1] != 1) return false;
+  if (bias && !(is_f32(*bias) && is_row(*bias, n))) return false;
+  // Few rows or columns make no register tile; a vector product belongs to the library, which streams the matrix once.
+  return m >= 4 && n >= 8 && k >= 4;
+}
+
+class ProductStep final : public LibraryStep {
+ public:
+  ProductStep(const Node& node, Slot a, Slot b, Slot bias, Slot c, const Plan& plan)
+      : LibraryStep("matmul " + node.op.name(),
+                    bias == kNoSlot ? std::vector<Slot>{a, b} : std::vector<Slot>{a, b, bias}, {c}),
+        a_(a),
+        b_(b),
+        bias_(bias),
+        c_(c) {
+    const TensorMeta &ma = plan.slots[a].meta, &mb = plan.slots[b].meta, &mc = plan.slots[c].meta;
+    const size_t r = mc.sizes.size();
+    m_ = mc.sizes[r - 2], n_ = mc.sizes[r - 1], k_ = ma.sizes[r - 1];
+    a_row_ = ma.strides[r - 2], a_col_ = ma.strides[r - 1];
+    b_row_ = mb.strides[r - 2], b_col_ = mb.strides[r - 1];
+    // A dimension of one element may have any stride; 1 opens the packed-free path.
+    if (k_ == 1) a_col_ = 1;
+    ldc_ = mc.strides[r - 2];
+    if (r == 3) batch_ = mc.sizes[0], a_batch_ = ma.strides[0], b_batch_ = mb.strides[0], c_batch_ = mc.strides[0];
+  }
+
+  void run(Frame& frame) const override {
+    const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false};
+    const float *a = at(frame, a_), *b = at(frame, b_);
+    float* c = at(frame, c_);
+    const int threads = at::get_num_threads();
+    const int64_t need = gemm::workspace_floats(m_, n_, k_);
+    const auto one = [&](int64_t i, float* work, const gemm::Parallel& parallel, int workers) {
+      gemm::multiply(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_}, {b + i * b_batch_, b_row_, b_col_},
+                     c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
+    };
+    const double flops = 2.0 * m_ * n_ * k_;
+    const auto serial = [](int64_t tasks, const std::function<void(int64_t)>& f) {
+      for (int64_t i = 0; i < tasks; ++i) f(i);
+    };
+    if (batch_ == 1) {
+      // Waking the pool costs some microseconds; below that one core is as fast.
+      if (flops < 1e6)
+        one(0, workspace(frame, need), serial, 1);
+      else
+        one(0, workspace(frame, need), parallel_tasks, threads);
+      return;
+    }
+    if (batch_ >= 2 * threads || flops < 1e6) {
+      const int64_t pieces = flops * batch_ < 1e6 ? 1 : std::min<int64_t>(batch_, threads * 4);
+      float* const work = workspace(frame, need * pieces);
+      parallel_tasks(pieces, [&](int64_t p) {
+        for (int64_t i = batch_ * p / pieces; i < batch_ * (p + 1) / pieces; ++i) one(i, work + p * need, serial, 1);
+      });
+      return;
+    }
+    float* const work = workspace(frame, need);
+    for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
+  }
+
+ private:
+  Slot a_, b_, bias_, c_;
+  int64_t m_, n_, k_, batch_ = 1, a_row_, a_col_, a_batch_ = 0, b_row_, b_col_, b_batch_ = 0, ldc_, c_batch_ = 0;
+};
+
+// --- convolutions
+// ------------------------------------------------------------------------------------------------------
+
+bool is_channels_last(const TensorMeta& m) {
+  return m.dim() == 4 && m.is_contiguous(graph::MemoryFormat::ChannelsLast);
+}
+
+/// Arguments of aten::convolution (`first` = 0) or aten::convolution_backward (`first` = 1: grad_output is before).
+std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& x, const TensorMeta& w, const TensorMeta& y) {
+  const bool back = n.op.name() == "aten::convolution_backward";
+  const size_t at = back ? 4 : 3;
+  const auto stride = n.arg(at).to_ints(), pad = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
+  if (n.arg(at + 3).to_bool() || n.arg(at + 5).to_int() != 1 || x.dim() != 4) return std::nullopt;
+  const auto get = [](const std::vector<int64_t>& v, size_t i) { return v.size() == 1 ? v[0] : v[i]; };
+  return conv::Shape{x.sizes[0],     x.sizes[1],  x.sizes[2],  x.sizes[3],       w.sizes[0],
+                     w.sizes[2],     w.sizes[3],  y.sizes[2],  y.sizes[3],       get(stride, 0),
+                     get(stride, 1), get(pad, 0), get(pad, 1), get(dilation, 0), get(dilation, 1)};
+}
+
+bool serves_convolution(const Node& n, const TensorMeta& x, const TensorMeta& w, const TensorMeta& y) {
+  // Small images make short rows and thin products; the library's kernels are better there.
+  return gemm::supported() && is_f32(x) && is_f32(w) && is_f32(y) && is_channels_last(x) && is_channels_last(y) &&
+         w.is_non_overlapping_and_dense() && w.numel() > 0 && x.numel() > 0 && y.numel() > 0 && conv_shape(n, x, w, y);
+}
+
+conv::WeightStrides weight_strides(const TensorMeta& w) {
+  return {w.strides[0], w.strides[1], w.strides[2], w.strides[3]};
+}
+
+class ConvolutionStep final : public LibraryStep {
+ public:
+  ConvolutionStep(const conv::Shape& shape, Slot x, Slot w, Slot bias, Slot y, const Plan& plan)
+      : LibraryStep("convolution", bias == kNoSlot ? std::vector<Slot>{x, w} : std::vector<Slot>{x, w, bias}, {y}),
+        shape_(shape),
+        strides_(weight_strides(plan.slots[w].meta)),
+        x_(x),
+        w_(w),
+        bias_(bias),
+        y_(y) {}
+  void run(Frame& frame) const override {
+    conv::forward(shape_, at(frame, x_), at(frame, w_), strides_, bias_ == kNoSlot ? nullptr : at(frame, bias_),
+                  at(frame, y_), workspace(frame, conv::forward_workspace(shape_)), parallel_tasks,
+                  at::get_num_threads());
+  }
+
+ private:
+  conv::Shape shape_;
+  conv::WeightStrides strides_;
+  Slot x_, w_, bias_, y_;
+};
+
+class ConvolutionBackwardStep final : public LibraryStep {
+ public:
+  ConvolutionBackwardStep(const conv::Shape& shape, Slot dy, Slot x, Slot w, const std::vector<Slot>& results,
+                          const Plan& plan)
+      : LibraryStep("convolution_backward", {dy, x, w}, used(results)),
+        shape_(shape),
+        w_strides_(weight_strides(plan.slots[w].meta)),
+        dy_(dy),
+        x_(x),
+        w_(w),
+        dx_(results[0]),
+        dw_(results[1]),
+        db_(results[2]) {
+    if (dw_ != kNoSlot) dw_strides_ = weight_strides(plan.slots[dw_].meta);
+  }
+  static std::vector<Slot> used(std::vector<Slot> slots) {
+    std::erase(slots, kNoSlot);
+    return slots;
+  }
+  void run(Frame& frame) const override {
+    const float* dy = at(frame, dy_);
+    const int threads = at::get_num_threads();
+    if (dx_ != kNoSlot)
+      conv::backward_input(shape_, dy, at(frame, w_), w_strides_, at(frame, dx_),
+                           workspace(frame, conv::backward_input_workspace(shape_)), parallel_tasks, threads);
+    if (dw_ != kNoSlot)
+      conv::backward_weight(shape_, at(frame, x_), dy, at(frame, dw_), dw_strides_,
+                            workspace(frame, conv::backward_weight_workspace(shape_)), parallel_tasks, threads);
+    if (db_ != kNoSlot) bias_gradient(frame, dy, at(frame, db_));
+  }
+
+ private:
+  /// Sums dy over its pixels: partial sums of blocks of pixels, then their sum, so that errors stay small.
+  void bias_gradient(Frame& frame, const float* dy, float* db) const {
+    const int64_t rows = shape_.outputs(), co = shape_.co, block = 512, blocks = (rows + block - 1) / block;
+    float* const partial = workspace(frame, blocks * co);
+    parallel_tasks(blocks, [&](int64_t b) {
+      float* const sum = partial + b * co;
+      std::fill_n(sum, co, 0.0f);
+      for (int64_t r = b * block; r < std::min(rows, (b + 1) * block); ++r)
+        for (int64_t c = 0; c < co; ++c) sum[c] += dy[r * co + c];
+    });
+    std::fill_n(db, co, 0.0f);
+    for (int64_t b = 0; b < blocks; ++b)
+      for (int64_t c = 0; c < co; ++c) db[c] += partial[b * co + c];
+  }
+
+  conv::Shape shape_;
+  conv::WeightStrides w_strides_, dw_strides_{};
+  Slot dy_, x_, w_, dx_, dw_, db_;
+};
+
+// --- attention
+// -----------------------------------------------------------------------------------------------------------
+
+constexpr const char* kAttention = "aten::_scaled_dot_product_flash_attention_for_cpu";
+constexpr const char* kAttentionBackward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
+
+bool is_heads(const TensorMeta& m) {
+  return is_f32(m) && m.dim() == 4 && (m.sizes[3] == 1 || m.strides[3] == 1) && m.numel() > 0;
+}
+
+/// q, k, v at args[first..]; the trailing arguments (dropout, causal, mask, scale) from args[rest].
+std::optional<attention::Shape> attention_shape(const Node& n, const TensorMeta& q, const TensorMeta& k,
+                                                const TensorMeta& v, size_t rest) {
+  if (!is_heads(q) || !is_heads(k) || !is_heads(v)) return std::nullopt;
+  if (n.arg(rest).to_double() != 0.0) return std::nullopt;  // dropout
+  const graph::Arg& mask = n.arg(rest + 2);
+  if (mask.is_value() && mask.value()) return std::nullopt;
+  const graph::Arg& scale = n.arg(rest + 3);
+  if (scale.is_value()) return std::nullopt;
+  if (k.sizes[1] != v.sizes[1] || k.sizes[2] != v.sizes[2] || q.sizes[3] != v.sizes[3]) return std::nullopt;
+  const attention::Shape s{
+      q.sizes[0],
+      q.sizes[1],
+      k.sizes[1],
+      q.sizes[2],
+      k.sizes[2],
+      q.sizes[3],
+      scale.is_none() ? 1.0f / std::sqrt(static_cast<float>(q.sizes[3])) : static_cast<float>(scale.to_double()),
+      n.arg(rest + 1).to_bool()};
+  return attention::supported(s) ? std::optional(s) : std::nullopt;
+}
+
+attention::RowSums row_sums(const Frame& frame, Slot s, const TensorMeta& m) {
+  return {reinterpret_cast<float*>(frame.ptrs[s]), m.strides[0], m.strides[1], m.strides[2]};
+}
+
+class AttentionStep final : public LibraryStep {
+ public:
+  AttentionStep(const attention::Shape& shape, std::array<Slot, 3> qkv, Slot out, Slot lse, const Plan& plan)
+      : LibraryStep("attention", {qkv.begin(), qkv.end()}, {out, lse}), shape_(shape), qkv_(qkv), out_(out), lse_(lse) {
+    for (size_t i = 0; i < 3; ++i) metas_[i] = plan.slots[qkv[i]].meta;
+    metas_[3] = plan.slots[out].meta;
+    metas_[4] = plan.slots[lse].meta;
+  }
+  void run(Frame& frame) const override {
+    const auto in = [&](size_t i) {
+      const TensorMeta& m = metas_[i];
+      return attention::In{at(frame, qkv_[i]), m.strides[0], m.strides[1], m.strides[2]};
+    };
+    const TensorMeta& m = metas_[3];
+    attention::forward(shape_, in(0), in(1), in(2), {at(frame, out_), m.strides[0], m.strides[1], m.strides[2]},
+                       row_sums(frame, lse_, metas_[4]), parallel_tasks);
+  }
+
+ private:
+  attention::Shape shape_;
+  std::array<Slot, 3> qkv_;
+  Slot out_, lse_;
+  std::array<TensorMeta, 5> metas_;
+};
+
+class AttentionBackwardStep final : public LibraryStep {
+ public:
+  /// `in`: grad_out, q, k, v, out, logsumexp; `results`: grad_q, grad_k, grad_v.
+  AttentionBackwardStep(const attention::Shape& shape, std::array<Slot, 6> in, std::array<Slot, 3> results,
+                        const Plan& plan)
+      : LibraryStep("attention_backward", {in.begin(), in.end()}, {results.begin(), results.end()}),
+        shape_(shape),
+        in_(in),
+        results_(results) {
+    for (size_t i = 0; i < 6; ++i) metas_[i] = plan.slots[in[i]].meta;
+    for (size_t i = 0; i < 3; ++i) metas_[6 + i] = plan.slots[results[i]].meta;
+  }
+  void run(Frame& frame) const override {
+    const auto in = [&](size_t i) {
+      const TensorMeta& m = metas_[i];
+      return attention::In{at(frame, in_[i]), m.strides[0], m.strides[1], m.strides[2]};
+    };
+    const auto out = [&](size_t i) {
+      const TensorMeta& m = metas_[6 + i];
+      return attention::Out{at(frame, results_[i]), m.strides[0], m.strides[1], m.strides[2]};
+    };
+    attention::backward(shape_, in(0), in(1), in(2), in(3), in(4), row_sums(frame, in_[5], metas_[5]), out(0), out(1),
+                        out(2), parallel_tasks);
+  }
+
+ private:
+  attention::Shape shape_;
+  std::array<Slot, 6> in_;
+  std::array<Slot, 3> results_;
+  std::array<TensorMeta, 9> metas_;
+};
+
+/// Calls f with the metas of a value: as the graph says, or as its slot has it.
+using MetaOf = std::function<const TensorMeta&(Value)>;
+
+/// What kernel serves a node, decided from metas alone.
+struct Choice {
+  enum class Kind { None, Product, Convolution, ConvolutionBackward, Attention, AttentionBackward } kind = Kind::None;
+  std::optional<conv::Shape> conv = {};
+  std::optional<attention::Shape> attention = {};
+};
+
+Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
+  using Kind = Choice::Kind;
+  const std::string& op = n.op.name();
+  const auto result = [&](uint32_t i) -> const TensorMeta& { return result_meta({const_cast<Node*>(&n), i}); };
+  if (const auto p = product_of(n)) {
+    const TensorMeta* bias = p->bias ? &meta(p->bias) : nullptr;
+    return {serves_product(meta(p->a), meta(p->b), bias, result(0)) ? Kind::Product : Kind::None};
+  }
+  if (op == "aten::convolution") {
+    const TensorMeta &x = meta(n.arg(0).value()), &w = meta(n.arg(1).value());
+    if (x.dim() != 4 || !serves_convolution(n, x, w, result(0))) return {};
+    return {Kind::Convolution, conv_shape(n, x, w, result(0))};
+  }
+  if (op == "aten::convolution_backward") {
+    const TensorMeta &dy = meta(n.arg(0).value()), &x = meta(n.arg(1).value()), &w = meta(n.arg(2).value());
+    if (x.dim() != 4 || !serves_convolution(n, x, w, dy)) return {};
+    const auto mask = n.arg(10).list();
+    if (mask[0].to_bool() && !is_channels_last(result(0))) return {};
+    if (mask[1].to_bool() && !result(1).is_non_overlapping_and_dense()) return {};
+    return {Kind::ConvolutionBackward, conv_shape(n, x, w, dy)};
+  }
+  if (op == kAttention) {
+    auto s = attention_shape(n, meta(n.arg(0).value()), meta(n.arg(1).value()), meta(n.arg(2).value()), 3);
+    if (!s || !is_heads(result(0))) return {};
+    return {Kind::Attention, {}, s};
+  }
+  if (op == kAttentionBackward) {
+    auto s = attention_shape(n, meta(n.arg(1).value()), meta(n.arg(2).value()), meta(n.arg(3).value()), 6);
+    if (!s || !is_heads(meta(n.arg(0).value())) || !is_heads(meta(n.arg(4).value()))) return {};
+    for (uint32_t i = 0; i < 3; ++i)
+      if (!is_heads(result(i))) return {};
+    return {Kind::AttentionBackward, {}, s};
+  }
+  return {};
+}
+
+}  // namespace
+
+bool has_library_kernel(const Node& node) {
+  const MetaOf meta = [](Value v) -> const TensorMeta& { return v.meta(); };
+  return choose(node, meta, meta).kind != Choice::Kind::None;
+}
+
+std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& slot_of,
+                                        const std::vector<Slot>& results, const Plan& plan) {
+  using Kind = Choice::Kind;
+  const MetaOf meta = [&](Value v) -> const TensorMeta& { return plan.slots[slot_of(v)].meta; };
+  const MetaOf result_meta = [&](Value v) -> const TensorMeta& {
+    const Slot s = results.at(v.index);
+    return s == kNoSlot ? v.meta() : plan.slots[s].meta;
+  };
+  const Choice c = choose(n, meta, result_meta);
+  const auto arg = [&](size_t i) { return slot_of(n.arg(i).value()); };
+  const auto optional = [&](size_t i) {
+    return n.arg(i).is_value() && n.arg(i).value() ? slot_of(n.arg(i).value()) : kNoSlot;
+  };
+  switch (c.kind) {
+    case Kind::None:
+      return nullptr;
+    case Kind::Product: {
+      const Product p = *product_of(n);
+      return std::make_unique<ProductStep>(n, slot_of(p.a), slot_of(p.b), p.bias ? slot_of(p.bias) : kNoSlot,
+                                           results.at(0), plan);
+    }
+    case Kind::Convolution:
+      return std::make_unique<ConvolutionStep>(*c.conv, arg(0), arg(1), optional(2), results.at(0), plan);
+    case Kind::ConvolutionBackward: {
+      const auto mask = n.arg(10).list();
+      std::vector<Slot> wanted = results;
+      wanted.resize(3, kNoSlot);
+      for (size_t i = 0; i < 3; ++i)
+        if (!mask[i].to_bool()) wanted[i] = kNoSlot;
+      return std::make_unique<ConvolutionBackwardStep>(*c.conv, arg(0), arg(1), arg(2), wanted, plan);
+    }
+    case Kind::Attention:
+      // The row sums are written in any case; without a reader there is no slot for them, and ATen's kernel serves.
+      if (results.at(0) == kNoSlot || results.at(1) == kNoSlot) return nullptr;
+      return std::make_unique<AttentionStep>(*c.attention, std::array{arg(0), arg(1), arg(2)}, results[0], results[1],
+                                             plan);
+    case Kind::AttentionBackward:
+      for (size_t i = 0; i < 3; ++i)
+        if (results.at(i) == kNoSlot) return nullptr;
+      return std::make_unique<AttentionBackwardStep>(*c.attention,
+                                                     std::array{arg(0), arg(1), arg(2), arg(3), arg(4), arg(5)},
+                                                     std::array{results[0], results[1], results[2]}, plan);
+  }
+  return nullptr;
+}
+
+}  // namespace kiln::runtime

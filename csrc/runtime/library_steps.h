@@ -1,0 +1,16 @@
+#pragma once
+#include "runtime/steps.h"
+
+// Steps that run kiln's own matrix products, convolutions and attention.
+namespace kiln::runtime {
+
+/// True if a kernel of kiln's own serves this node on this host, given its values' metas: its results may then lie in
+/// planned memory. Convolutions ask for channels-last activations; see graph/passes.
+bool has_library_kernel(const graph::Node& node);
+
+/// The step of such a node; null if has_library_kernel says no for the slots' actual layouts. `results` has a slot for
+/// every result of the node (kNoSlot: nobody reads it).
+std::unique_ptr<Step> make_library_step(const graph::Node& node, const AtenStep::SlotOf& slot_of,
+                                        const std::vector<Slot>& results, const Plan& plan);
+
+}  // namespace kiln::runtime
