@@ -13,9 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import kiln  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+import kiln  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

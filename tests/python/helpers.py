@@ -2,8 +2,9 @@
 
 import copy
 
-import kiln
 import torch
+
+import kiln
 from kiln.testing import CompileCounter, difference
 
 

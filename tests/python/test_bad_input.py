@@ -9,9 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-import kiln
 import pytest
 import torch
+
+import kiln
 from helpers import check
 from kiln.testing import assert_same
 

@@ -1,8 +1,9 @@
 """Graph breaks: where they happen, what is said about them, and that the program goes on as in eager."""
 
-import kiln
 import pytest
 import torch
+
+import kiln
 from helpers import check, graphs
 from kiln.testing import CompileCounter, assert_same
 

@@ -2,11 +2,12 @@
 
 import collections
 
-import kiln
 import pytest
 import torch
-from kiln.testing import CompileCounter, assert_same
 from torch import nn
+
+import kiln
+from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 OFFSET = 1

@@ -2,9 +2,10 @@
 
 import copy
 
-import kiln
 import pytest
 import torch
+
+import kiln
 from kiln.bench import models
 from kiln.testing import difference
 

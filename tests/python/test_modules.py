@@ -4,11 +4,12 @@ import copy
 import io
 import pickle
 
-import kiln
 import pytest
 import torch
-from kiln.testing import CompileCounter, assert_same
 from torch import nn
+
+import kiln
+from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 

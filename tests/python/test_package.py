@@ -2,9 +2,10 @@
 
 import dataclasses
 
-import kiln
 import pytest
 import torch
+
+import kiln
 from kiln import _check, testing
 from kiln.explanation import Entry, Explanation
 

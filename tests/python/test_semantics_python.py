@@ -10,9 +10,10 @@ import math
 import operator
 import typing
 
-import kiln
 import pytest
 import torch
+
+import kiln
 from helpers import check, graphs
 from kiln.testing import CompileCounter, assert_same
 

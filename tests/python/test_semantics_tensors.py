@@ -1,11 +1,12 @@
 """Tensors as users meet them: views, in-place changes, strides, dtypes, aliasing, autograd."""
 
-import kiln
 import pytest
 import torch
+from torch.nn import functional as F
+
+import kiln
 from helpers import check
 from kiln.testing import assert_same
-from torch.nn import functional as F
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 Y = torch.linspace(0.5, 3, 12).reshape(3, 4)

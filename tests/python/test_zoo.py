@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from kiln.bench import models
 
 
