@@ -1,15 +1,96 @@
 #include "compiler/compile.h"
 
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
 #include "base/error.h"
+#include "base/log.h"
 #include "base/options.h"
+#include "base/pass.h"
 #include "base/timer.h"
+#include "compiler/build_plan.h"
+#include "decompose/decompose.h"
 #include "runtime/aten_artifact.h"
+#include "runtime/library_steps.h"
 
 namespace kiln::compiler {
 
+namespace {
+
+PassHooks hooks_of(const graph::Graph& g) {
+  return {[&g] { return graph::print(g); }, [&g] { graph::verify(g, /*functional=*/true); }};
+}
+
+/// Math functions of the host process: PyTorch's own (SLEEF), then the C library's vector ones.
+void* resolve(const std::string& name) {
+  static void* const libraries[] = {dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD),
+                                    dlopen("libmvec.so.1", RTLD_LAZY), dlopen("libm.so.6", RTLD_LAZY)};
+  for (void* library : libraries)
+    if (library)
+      if (void* f = dlsym(library, name.c_str())) return f;
+  return dlsym(RTLD_DEFAULT, name.c_str());
+}
+
+std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original, bool inference) {
+  const std::unique_ptr<graph::Graph> g = original.clone();
+  const PassHooks hooks = hooks_of(*g);
+
+  // ATen ops -> primitives. Needs a functional graph with metas; leaves one.
+  run_pass("decompose", hooks, [&] { return decompose::decompose(*g); });
+
+  // Primitives -> loop nests, one per value that is kept, and library calls. Pointwise producers and views are inlined.
+  lower::Lowered lowered;
+  {
+    StageTimer timer("lower");
+    lowered = lower::lower(*g, {runtime::has_library_kernel});
+  }
+  if (log_enabled(Topic::loops)) log_artifact(Topic::loops, g->name + " before scheduling", print(lowered.program));
+  if (options().verify) loops::verify(lowered.program);
+
+  // Nests -> fused kernels in order.
+  schedule::Plan schedule;
+  schedule::MemoryPlan memory;
+  {
+    StageTimer timer("schedule");
+    const Options& o = options();
+    schedule::Options s;
+    s.fusion = o.fusion;
+    s.threads = at::get_num_threads();
+    s.max_ops = o.fuse_max_ops;
+    s.simd_bits = o.simd_bits ? static_cast<int>(o.simd_bits) : codegen::host_simd_bits();
+    schedule = schedule::make_plan(lowered.program, s);
+    memory = schedule::plan_memory(schedule);
+  }
+  if (log_enabled(Topic::loops)) log_artifact(Topic::loops, g->name + " after scheduling", print(schedule));
+
+  // Kernels -> machine code.
+  std::vector<codegen::CompiledKernel> kernels;
+  {
+    StageTimer timer("codegen");
+    codegen::CompileOptions c;
+    c.simd_bits = static_cast<int>(options().simd_bits);
+    c.threads = at::get_num_threads();
+    c.keep_text = log_enabled(Topic::output_code);
+    c.resolve = resolve;
+    kernels = codegen::compile_llvm(schedule.kernels, schedule.buffers, c);
+  }
+  if (log_enabled(Topic::output_code))
+    for (const codegen::CompiledKernel& k : kernels)
+      if (k.text) log_artifact(Topic::output_code, k.name, *k.text);
+
+  // Everything into slots and steps.
+  StageTimer timer("plan");
+  auto artifact = runtime::make_artifact(build_plan(g->name, lowered, schedule, memory, std::move(kernels)));
+  if (log_enabled(Topic::output_code)) log_artifact(Topic::output_code, g->name, artifact->describe());
+  return artifact;
+}
+
+}  // namespace
+
 std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, bool inference) {
   graph::verify(g, /*functional=*/true);
-  return runtime::aten_artifact(g);
+  if (!options().codegen) return runtime::aten_artifact(g);
+  return generate(g, inference);
 }
 
 }  // namespace kiln::compiler

@@ -9,4 +9,8 @@ namespace kiln::runtime {
 /// rest. Exceptions of the body come out of the call.
 void parallel_tasks(int64_t tasks, const std::function<void(int64_t)>& body);
 
+/// Runs f(begin, end) over [0, units), cut into several pieces per thread; `grain` units are worth a task. Serial if
+/// the work is small, or inside another parallel region.
+void run_parallel(int64_t units, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& f);
+
 }  // namespace kiln::runtime

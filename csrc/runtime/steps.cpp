@@ -46,8 +46,9 @@ struct StackGuard {
 
 }  // namespace
 
-AtenStep::AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan)
-    : op_(find_op(node.op)), results_(std::move(results)) {
+AtenStep::AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
+                   bool own_results)
+    : op_(find_op(node.op)), results_(std::move(results)), own_results_(own_results) {
   const auto& formals = op_.schema().arguments();
   KILN_CHECK(node.args.size() <= formals.size(), "too many arguments for " + node.op.name());
   for (size_t i = 0; i < formals.size(); ++i) {
@@ -76,6 +77,19 @@ AtenStep::AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<S
   for (Slot s : results_) metas_.push_back(s == kNoSlot ? graph::TensorMeta() : plan.slots[s].meta);
 }
 
+bool AtenStep::shares_memory(const Frame& frame, const at::Tensor& t) const {
+  if (!t.has_storage()) return false;
+  auto same = [&](Slot s) {
+    return s != kNoSlot && frame.tensors[s].has_storage() && frame.tensors[s].storage().data() == t.storage().data() &&
+           t.storage().nbytes() > 0;
+  };
+  for (const TensorArg& a : tensors_)
+    if (same(a.slot)) return true;
+  for (const ListArg& l : lists_)
+    if (std::any_of(l.slots.begin(), l.slots.end(), same)) return true;
+  return false;
+}
+
 void AtenStep::run(Frame& frame) const {
   std::vector<c10::IValue>& stack = frame.stack;
   StackGuard guard{stack};
@@ -101,6 +115,7 @@ void AtenStep::run(Frame& frame) const {
     KILN_CHECK(r < results_.size(), "more results than expected from " + c10::toString(op_.operator_name()));
     const size_t i = r++;
     if (results_[i] == kNoSlot) return;
+    if (own_results_ && shares_memory(frame, t)) t = t.clone(at::MemoryFormat::Preserve);
     frame.set(results_[i], with_meta(std::move(t), metas_[i], c10::toString(op_.operator_name())));
   };
   for (c10::IValue& v : stack) {

@@ -10,8 +10,10 @@ namespace kiln::runtime {
 class AtenStep final : public Step {
  public:
   using SlotOf = std::function<Slot(graph::Value)>;
-  /// `results` are the slots of the node's tensor results, kNoSlot for the ones that nobody reads.
-  AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan);
+  /// `results` are the slots of the node's tensor results, kNoSlot for the ones that nobody reads. `own_results`: a
+  /// result that shares an argument's memory is copied, since that memory (an arena's) may be used again.
+  AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
+           bool own_results = false);
   void run(Frame& frame) const override;
   std::string describe(const Plan& plan) const override;
   void for_each_slot(const std::function<void(Slot)>& f) const override;
@@ -26,12 +28,15 @@ class AtenStep final : public Step {
     bool optional;
     std::vector<Slot> slots;  // kNoSlot: None
   };
+  bool shares_memory(const Frame& frame, const at::Tensor& t) const;
+
   c10::OperatorHandle op_;
   std::vector<c10::IValue> template_;
   std::vector<TensorArg> tensors_;
   std::vector<ListArg> lists_;
   std::vector<Slot> results_;
   std::vector<graph::TensorMeta> metas_;
+  bool own_results_;
 };
 
 /// Calls the out= overload of an ATen op: the same arguments, then the slots that it writes, which keep their memory.

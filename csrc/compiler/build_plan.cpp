@@ -1,0 +1,189 @@
+#include "compiler/build_plan.h"
+
+#include "aten/pch.h"
+#include "base/error.h"
+#include "lower/lowering.h"
+#include "runtime/aten_artifact.h"
+#include "runtime/kernel_step.h"
+#include "runtime/library_steps.h"
+#include "runtime/steps.h"
+
+namespace kiln::compiler {
+
+using loops::BufferId;
+using loops::BufferKind;
+using runtime::Plan;
+using runtime::Slot;
+using runtime::SlotInfo;
+
+namespace {
+
+class Builder {
+ public:
+  Builder(const lower::Lowered& lowered, const schedule::Plan& schedule, const schedule::MemoryPlan& memory)
+      : lowered_(lowered), schedule_(schedule), memory_(memory) {}
+
+  Plan build(const std::string& name, std::vector<codegen::CompiledKernel> kernels) {
+    plan_.name = name;
+    plan_.arena_bytes = memory_.arena_bytes;
+    make_slots();
+    for (const schedule::Step& step : schedule_.steps) {
+      if (step.is_kernel) {
+        add_kernel(schedule_.kernels[step.index], std::move(kernels[step.index]));
+      } else {
+        add_extern(lowered_.externs[schedule_.externs[step.index].index]);
+      }
+    }
+    add_outputs();
+    for (size_t i : lowered_.mutated) plan_.mutated.push_back(slots_[lowered_.inputs[i]]);
+    runtime::insert_frees(plan_);
+    return std::move(plan_);
+  }
+
+ private:
+  void make_slots() {
+    slots_.assign(schedule_.buffers.size(), runtime::kNoSlot);
+    for (BufferId b : lowered_.inputs)
+      plan_.inputs.push_back(slots_[b] = plan_.add_slot({SlotInfo::Kind::Input, schedule_.buffers[b].name, meta(b)}));
+    for (const auto& [b, node] : lowered_.constants) {
+      SlotInfo info{SlotInfo::Kind::Constant, node->name, meta(b)};
+      info.constant = runtime::constant_tensor(*node);
+      slots_[b] = plan_.add_slot(std::move(info));
+    }
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i] != runtime::kNoSlot) continue;
+      const auto b = static_cast<BufferId>(i);
+      SlotInfo info{SlotInfo::Kind::Dynamic, schedule_.buffers[b].name, meta(b)};
+      if (i < lowered_.dynamic.size() && lowered_.dynamic[i]) {
+        info.kind = SlotInfo::Kind::Dynamic;
+      } else if (schedule_.buffers[b].kind == BufferKind::Output) {
+        info.kind = SlotInfo::Kind::Fresh;
+      } else if (memory_.offsets[b] >= 0) {
+        info.kind = SlotInfo::Kind::Arena;
+        info.arena_offset = memory_.offsets[b];
+      } else {
+        continue;  // vanished
+      }
+      slots_[i] = plan_.add_slot(std::move(info));
+    }
+  }
+
+  graph::TensorMeta meta(BufferId b) const {
+    if (static_cast<size_t>(b) < lowered_.metas.size()) return lowered_.metas[b];
+    graph::TensorMeta m;
+    m.dtype = schedule_.buffers[b].dtype;
+    m.sizes = {schedule_.buffers[b].numel};
+    m.strides = {1};
+    return m;
+  }
+
+  // Memory that a call makes is there before the first step that writes it.
+  void allocate(const std::vector<Slot>& slots) {
+    std::vector<Slot> fresh;
+    for (Slot s : slots)
+      if (s != runtime::kNoSlot && plan_.slots[s].kind == SlotInfo::Kind::Fresh && allocated_.insert(s).second)
+        fresh.push_back(s);
+    if (!fresh.empty()) plan_.steps.push_back(std::make_unique<runtime::AllocateStep>(std::move(fresh), plan_));
+  }
+
+  void add_kernel(const schedule::Kernel& k, codegen::CompiledKernel compiled) {
+    std::vector<Slot> args;
+    std::vector<bool> written;
+    for (const schedule::KernelArg& a : k.args) {
+      args.push_back(slots_[a.buffer]);
+      written.push_back(a.written);
+      KILN_CHECK(slots_[a.buffer] != runtime::kNoSlot, "kernel " + compiled.name + " uses a buffer without memory");
+    }
+    allocate(args);
+    plan_.steps.push_back(
+        std::make_unique<runtime::KernelStep>(std::move(compiled), std::move(args), std::move(written)));
+  }
+
+  /// The slot of a tensor over a buffer: the buffer's own, or a view of it.
+  Slot slot_of(const lower::TensorView& v) {
+    const Slot base = slots_.at(v.buffer);
+    KILN_CHECK(base != runtime::kNoSlot, "a library call uses a buffer without memory");
+    const graph::TensorMeta& whole = plan_.slots[base].meta;
+    if (v.offset == 0 && v.sizes == whole.sizes && v.strides == whole.strides) return base;
+    auto& views = views_[base];
+    for (const auto& [view, slot] : views)
+      if (view.sizes == v.sizes && view.strides == v.strides && view.offset == v.offset) return slot;
+    SlotInfo info{SlotInfo::Kind::View, plan_.slots[base].name + "_view", {}};
+    info.meta.dtype = v.dtype;
+    info.meta.sizes = v.sizes;
+    info.meta.strides = v.strides;
+    info.meta.offset = v.offset;
+    info.base = base;
+    const SlotInfo::Kind kind = plan_.slots[base].kind;
+    const Slot s = plan_.add_slot(std::move(info));
+    views.emplace_back(v, s);
+    // Views of the arena are made with the frame; of memory that comes with each call, in each call.
+    if (kind != SlotInfo::Kind::Arena && kind != SlotInfo::Kind::Constant)
+      plan_.steps.push_back(std::make_unique<runtime::ViewStep>(s, plan_));
+    return s;
+  }
+
+  void add_extern(const lower::ExternCall& call) {
+    std::unordered_map<graph::Value, Slot> inputs;
+    for (const auto& [value, view] : call.inputs) inputs[value] = slot_of(view);
+    auto find = [&](graph::Value v) { return inputs.at(v); };
+    std::vector<Slot> results;
+    for (const auto& r : call.results) results.push_back(r ? slots_.at(r->buffer) : runtime::kNoSlot);
+    if (!call.into) {
+      plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, std::move(results), plan_, true));
+      return;
+    }
+    allocate(results);
+    if (auto step = runtime::make_library_step(*call.node, find, results, plan_)) {
+      plan_.steps.push_back(std::move(step));
+      return;
+    }
+    if (const char* out = lower::out_overload(call.node->op)) {
+      plan_.steps.push_back(std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find,
+                                                                   std::move(results)));
+      return;
+    }
+    // The operands lie otherwise than the kernel wants them: ATen's kernel, and a copy into the planned memory.
+    std::vector<Slot> own;
+    for (Slot s : results) {
+      if (s == runtime::kNoSlot) {
+        own.push_back(s);
+        continue;
+      }
+      SlotInfo info{SlotInfo::Kind::Dynamic, plan_.slots[s].name + "_aten", plan_.slots[s].meta};
+      own.push_back(plan_.add_slot(std::move(info)));
+    }
+    plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, own, plan_, false));
+    for (size_t i = 0; i < results.size(); ++i)
+      if (results[i] != runtime::kNoSlot)
+        plan_.steps.push_back(std::make_unique<runtime::CopyStep>(results[i], own[i]));
+  }
+
+  void add_outputs() {
+    for (const lower::Output& o : lowered_.outputs) {
+      if (!o.defined) {
+        plan_.outputs.push_back(runtime::kNoSlot);
+        continue;
+      }
+      allocate({slots_.at(o.view.buffer)});
+      plan_.outputs.push_back(slot_of(o.view));
+    }
+  }
+
+  const lower::Lowered& lowered_;
+  const schedule::Plan& schedule_;
+  const schedule::MemoryPlan& memory_;
+  Plan plan_;
+  std::vector<Slot> slots_;  // by buffer
+  std::unordered_set<Slot> allocated_;
+  std::unordered_map<Slot, std::vector<std::pair<lower::TensorView, Slot>>> views_;
+};
+
+}  // namespace
+
+Plan build_plan(const std::string& name, const lower::Lowered& lowered, const schedule::Plan& schedule,
+                const schedule::MemoryPlan& memory, std::vector<codegen::CompiledKernel> kernels) {
+  return Builder(lowered, schedule, memory).build(name, std::move(kernels));
+}
+
+}  // namespace kiln::compiler

@@ -1,0 +1,315 @@
+// Ops that move elements or make them from nothing: concatenation, padding, triangles, constants, ranges.
+#include "base/error.h"
+#include "lower/lowering.h"
+
+namespace kiln::lower {
+namespace {
+
+bool cat(Lowering& l, const Node& n) {
+  const std::vector<graph::Value> list = n.arg(0).to_values();
+  const Sizes& sizes = n.results[0].sizes;
+  const int64_t dim = wrap_dim(n.arg(1).to_int(), static_cast<int64_t>(sizes.size()));
+  std::vector<Tensor> parts;
+  for (graph::Value v : list) {
+    const Tensor t = l.get(v);
+    // torch.cat skips empty one-dimensional tensors, whatever the others' rank.
+    if (t.dim() == 1 && t.sizes[0] == 0) continue;
+    if (t.sizes.size() != sizes.size()) return false;
+    parts.push_back(t);
+  }
+  const Tensor to = l.new_buffer(n);
+  int64_t start = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Tensor window = to;
+    window.sizes = parts[i].sizes;
+    window.offset = start * to.strides[dim];
+    l.store(parts[i], window, l.name_of(n) + "_" + std::to_string(i));
+    start += parts[i].sizes[dim];
+  }
+  l.set(n, to);
+  return true;
+}
+
+bool stack(Lowering& l, const Node& n) {
+  const std::vector<graph::Value> list = n.arg(0).to_values();
+  const Tensor to = l.new_buffer(n);
+  const int64_t dim = wrap_dim(n.arg(1).to_int(), to.dim());
+  for (size_t i = 0; i < list.size(); ++i) {
+    Tensor window = to;
+    window.sizes.erase(window.sizes.begin() + dim);
+    window.strides.erase(window.strides.begin() + dim);
+    window.offset = static_cast<int64_t>(i) * to.strides[dim];
+    l.store(l.get(list[i]), window, l.name_of(n) + "_" + std::to_string(i));
+  }
+  l.set(n, to);
+  return true;
+}
+
+bool pad(Lowering& l, const Node& n) {  // constant_pad_nd(self, pad, value): pairs from the last dim on
+  const Tensor t = l.in_memory(l.get(n.arg(0)), n.name + "_in");
+  const std::vector<int64_t> pads = n.arg(1).to_ints();
+  if (!n.arg(2).is_number()) return false;
+  const double value = n.arg(2).to_double();
+  std::vector<int64_t> before(t.sizes.size(), 0);
+  for (size_t i = 0; i < pads.size() / 2; ++i) before[t.sizes.size() - 1 - i] = pads[2 * i];
+  l.set(n, l.lazy(
+               t.dtype, n.results[0].sizes,
+               [=](Ops& o, Index p) {
+                 std::vector<Expr> index;
+                 Val mask = o.constant_int(DType::Bool, 1);
+                 bool first = true;
+                 for (size_t i = 0; i < p.size(); ++i) {
+                   index.push_back(p[i] - Expr(before[i]));
+                   if (index[i].range().lo >= 0 && index[i].range().hi < t.sizes[i]) continue;
+                   const Val in = o.in_range(index[i], 0, t.sizes[i]);
+                   mask = first ? in : o.And(mask, in);
+                   first = false;
+                 }
+                 return load_if(o, t, mask, index, value);
+               },
+               {t}, 3));
+  return true;
+}
+
+// Gradient of a slice: the slice's elements in zeros. Element p comes from (p - start) / step.
+Tensor in_zeros(Lowering& l, const Node& n, const Tensor& slice, int64_t dim, int64_t start, int64_t step,
+                const std::optional<Tensor>& background) {
+  const Tensor t = l.in_memory(slice, n.name + "_in");
+  std::vector<Tensor> inputs{t};
+  if (background) inputs.push_back(*background);
+  return l.lazy(
+      t.dtype, n.results[0].sizes,
+      [=](Ops& o, Index p) {
+        std::vector<Expr> index(p.begin(), p.end());
+        const Expr from = index[dim] - Expr(start);
+        Val mask = o.in_range(from, 0, t.sizes[dim] * step);
+        if (step != 1) {
+          const Val rest = o.index_value(symbolic::mod(from, step));
+          mask = o.And(mask, o.Eq(rest, o.constant_int(DType::Int64, 0)));
+        }
+        index[dim] = step == 1 ? from : symbolic::floordiv(from, step);
+        const Val v = load_if(o, t, mask, index, 0);
+        return background ? o.where(mask, v, background->load(o, p)) : v;
+      },
+      inputs, 3);
+}
+
+int64_t slice_start(const Arg& a, int64_t size) {
+  int64_t start = a.is_none() ? 0 : a.to_int();
+  if (start < 0) start += size;
+  return std::clamp<int64_t>(start, 0, size);
+}
+
+bool slice_backward(Lowering& l, const Node& n) {  // (grad, input_sizes, dim, start, end, step)
+  const Tensor grad = l.get(n.arg(0));
+  if (n.results[0].numel() == 0) return false;
+  const int64_t dim = wrap_dim(n.arg(2).to_int(), grad.dim());
+  const int64_t start = slice_start(n.arg(3), n.results[0].sizes[dim]);
+  l.set(n, in_zeros(l, n, grad, dim, start, n.arg(5).to_int(), std::nullopt));
+  return true;
+}
+
+bool slice_scatter(Lowering& l, const Node& n) {  // (self, src, dim, start, end, step)
+  const Tensor self = l.get(n.arg(0)), src = l.get(n.arg(1));
+  if (n.results[0].numel() == 0 || src.dtype != self.dtype || src.dim() != self.dim()) return false;
+  const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
+  const int64_t start = slice_start(n.arg(3), self.sizes[dim]);
+  for (int64_t d = 0; d < self.dim(); ++d)
+    if (d != dim && src.sizes[d] != self.sizes[d]) return false;
+  l.set(n, in_zeros(l, n, src, dim, start, n.arg(5).to_int(), self));
+  return true;
+}
+
+// grad without `dim` as the only slice of a tensor with it.
+bool select_into(Lowering& l, const Node& n, const Tensor& part, int64_t dim, int64_t at,
+                 const std::optional<Tensor>& background) {
+  Tensor t = l.in_memory(part, n.name + "_in");
+  if (n.results[0].numel() == 0 || t.dtype != n.results[0].dtype) return false;
+  Tensor slice = t;
+  slice.sizes.insert(slice.sizes.begin() + dim, 1);
+  slice.strides.insert(slice.strides.begin() + dim, 0);
+  for (size_t d = 0; d < slice.sizes.size(); ++d)
+    if (static_cast<int64_t>(d) != dim && slice.sizes[d] != n.results[0].sizes[d]) return false;
+  l.set(n, in_zeros(l, n, slice, dim, at < 0 ? at + n.results[0].sizes[dim] : at, 1, background));
+  return true;
+}
+bool select_backward(Lowering& l, const Node& n) {  // (grad, input_sizes, dim, index)
+  const int64_t dim = wrap_dim(n.arg(2).to_int(), n.results[0].dim());
+  return select_into(l, n, l.get(n.arg(0)), dim, n.arg(3).to_int(), std::nullopt);
+}
+bool select_scatter(Lowering& l, const Node& n) {  // (self, src, dim, index)
+  const Tensor self = l.get(n.arg(0));
+  return select_into(l, n, l.get(n.arg(1)), wrap_dim(n.arg(2).to_int(), self.dim()), n.arg(3).to_int(), self);
+}
+
+bool flip(Lowering& l, const Node& n) {
+  const Tensor t = l.get(n.arg(0));
+  if (t.numel() == 0) return false;
+  std::vector<int64_t> dims = n.arg(1).to_ints();
+  for (int64_t& d : dims) d = wrap_dim(d, t.dim());
+  l.set(n, l.mapped(t, t.sizes, [dims, sizes = t.sizes](Index p) {
+    std::vector<Expr> index(p.begin(), p.end());
+    for (int64_t d : dims) index[d] = Expr(sizes[d] - 1) - index[d];
+    return index;
+  }));
+  return true;
+}
+
+bool roll(Lowering& l, const Node& n) {  // (self, shifts, dims)
+  const Tensor t = l.get(n.arg(0));
+  const std::vector<int64_t> shifts = n.arg(1).to_ints(), dims = n.arg(2).to_ints();
+  if (t.numel() == 0 || dims.empty() || dims.size() != shifts.size()) return false;
+  l.set(n, l.mapped(t, t.sizes, [=, sizes = t.sizes](Index p) {
+    std::vector<Expr> index(p.begin(), p.end());
+    for (size_t i = 0; i < dims.size(); ++i) {
+      const int64_t d = wrap_dim(dims[i], static_cast<int64_t>(sizes.size())), size = sizes[d];
+      const int64_t shift = ((-shifts[i]) % size + size) % size;
+      index[d] = symbolic::mod(index[d] + Expr(shift), size);
+    }
+    return index;
+  }));
+  return true;
+}
+
+bool repeat(Lowering& l, const Node& n) {
+  const Tensor t = l.get(n.arg(0));
+  if (t.numel() == 0) return false;
+  l.set(n, l.mapped(t, n.results[0].sizes, [sizes = t.sizes](Index p) {
+    std::vector<Expr> index;
+    const size_t skip = p.size() - sizes.size();
+    for (size_t i = 0; i < sizes.size(); ++i) index.push_back(symbolic::mod(p[skip + i], sizes[i]));
+    return index;
+  }));
+  return true;
+}
+
+// --- from nothing
+// ------------------------------------------------------------------------------------------------------
+
+bool filled(Lowering& l, const Node& n, const Arg& value) {
+  const DType t = n.results[0].dtype;
+  if (!value.is_number()) return false;
+  l.set(n, l.lazy(
+               t, n.results[0].sizes,
+               [t, value](Ops& o, Index) {
+                 if (is_floating(t)) return o.constant_float(t, value.to_double());
+                 if (t == DType::Bool) return o.constant_int(t, value.to_double() != 0);
+                 return o.constant_int(t,
+                                       value.is<double>() ? static_cast<int64_t>(value.to_double()) : value.to_int());
+               },
+               {}, 0));
+  return true;
+}
+template <int Value>
+bool fill_with(Lowering& l, const Node& n) {
+  return filled(l, n, Arg(Value));
+}
+template <int At>
+bool fill_arg(Lowering& l, const Node& n) {
+  return filled(l, n, n.arg(At));
+}
+
+// fill(self, value) with a 0-dim tensor.
+bool fill_tensor(Lowering& l, const Node& n) {
+  const Tensor v = l.get(n.arg(1));
+  const DType t = n.results[0].dtype;
+  l.set(n, l.lazy(
+               t, n.results[0].sizes,
+               [=](Ops& o, Index) { return cast_to(o, v.load(o, std::vector<Expr>(v.sizes.size(), Expr(0))), t); }, {v},
+               0));
+  return true;
+}
+
+template <int Start, int Step>
+bool arange(Lowering& l, const Node& n) {
+  const Arg start = Start < 0 ? Arg(0) : n.arg(Start), step = Step < 0 ? Arg(1) : n.arg(Step);
+  const DType t = n.results[0].dtype;
+  if (!start.is_number() || !step.is_number()) return false;
+  const bool whole = !is_floating(t);
+  if (whole && (start.is<double>() || step.is<double>())) return false;
+  l.set(n, l.lazy(
+               t, n.results[0].sizes,
+               [=](Ops& o, Index p) {
+                 if (whole) return cast_to(o, o.index_value(p[0] * Expr(step.to_int()) + Expr(start.to_int())), t);
+                 // Counted in double, as ATen's accumulation type for ranges.
+                 const Val i = o.cast(o.index_value(p[0]), DType::Float64);
+                 const Val v = o.Add(o.constant_float(DType::Float64, start.to_double()),
+                                     o.Mul(i, o.constant_float(DType::Float64, step.to_double())));
+                 return cast_to(o, v, t);
+               },
+               {}, 3));
+  return true;
+}
+
+// Element kept where column - row is at most (tril) or at least (triu) the diagonal.
+template <bool Lower>
+bool triangle(Lowering& l, const Node& n) {
+  const Tensor t = l.get(n.arg(0));
+  const int64_t diagonal = n.arg(1).to_int();
+  if (t.dim() < 2) return false;
+  const int64_t big = std::max(t.sizes[t.dim() - 1], t.sizes[t.dim() - 2]) + 1;
+  l.set(n, l.lazy(
+               t.dtype, t.sizes,
+               [=](Ops& o, Index p) {
+                 const Expr d = p[p.size() - 1] - p[p.size() - 2];
+                 const Val keep = Lower ? o.in_range(d, -big, diagonal + 1) : o.in_range(d, diagonal, big);
+                 return o.where(keep, t.load(o, p), o.constant(t.dtype, 0));
+               },
+               {t}, 2));
+  return true;
+}
+
+bool eye(Lowering& l, const Node& n) {
+  const DType t = n.results[0].dtype;
+  l.set(n,
+        l.lazy(
+            t, n.results[0].sizes,
+            [t](Ops& o, Index p) { return o.where(o.in_range(p[0] - p[1], 0, 1), o.constant(t, 1), o.constant(t, 0)); },
+            {}, 2));
+  return true;
+}
+
+const RuleRow kRows[] = {
+    {"aten::cat", cat},
+    {"aten::stack", stack},
+    {"aten::constant_pad_nd", pad},
+    {"aten::slice_backward", slice_backward},
+    {"aten::slice_scatter", slice_scatter},
+    {"aten::select_backward", select_backward},
+    {"aten::select_scatter", select_scatter},
+    {"aten::flip", flip},
+    {"aten::roll", roll},
+    {"aten::repeat", repeat},
+    {"aten::zeros", fill_with<0>},
+    {"aten::ones", fill_with<1>},
+    {"aten::zeros_like", fill_with<0>},
+    {"aten::ones_like", fill_with<1>},
+    {"aten::new_zeros", fill_with<0>},
+    {"aten::new_ones", fill_with<1>},
+    // What eager leaves undefined may be anything; zero is the cheapest.
+    {"aten::empty.memory_format", fill_with<0>},
+    {"aten::empty_like", fill_with<0>},
+    {"aten::empty_strided", fill_with<0>},
+    {"aten::empty_permuted", fill_with<0>},
+    {"aten::new_empty", fill_with<0>},
+    {"aten::new_empty_strided", fill_with<0>},
+    {"aten::full", fill_arg<1>},
+    {"aten::full_like", fill_arg<1>},
+    {"aten::new_full", fill_arg<2>},
+    {"aten::scalar_tensor", fill_arg<0>},
+    {"aten::fill.Scalar", fill_arg<1>},
+    {"aten::fill.Tensor", fill_tensor},
+    {"aten::arange", arange<-1, -1>},
+    {"aten::arange.start", arange<0, -1>},
+    {"aten::arange.start_step", arange<0, 2>},
+    {"aten::tril", triangle<true>},
+    {"aten::triu", triangle<false>},
+    {"aten::eye", eye},
+    {"aten::eye.m", eye},
+};
+
+}  // namespace
+
+std::span<const RuleRow> copy_rules() { return kRows; }
+
+}  // namespace kiln::lower

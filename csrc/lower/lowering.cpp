@@ -1,0 +1,476 @@
+#include "lower/lowering.h"
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/options.h"
+
+namespace kiln::lower {
+
+bool has_effect(const graph::Op& op) {
+  // An op of another library may do anything; ATen's functional ops do nothing besides drawing numbers.
+  const std::string& name = op.name();
+  return draws_random(op) || !(name.starts_with("aten::") || name.starts_with("kiln::"));
+}
+
+namespace {
+
+// Inlining limits: a value with one consumer is computed in its consumer's loops until it has grown this dear.
+constexpr int kMaxOps = 160, kMaxLoads = 24;
+// What is cheaper to compute again than to store and read back.
+constexpr int kCheapOps = 2;
+
+// Evaluating a lazy value twice at one point (x * x) must not double the work at every level of a chain: values are
+// remembered per evaluation of a nest's function, that is per stage.
+struct MemoKey {
+  const Lazy* lazy;
+  std::vector<Expr> index;
+  bool operator==(const MemoKey&) const = default;
+};
+struct MemoHash {
+  size_t operator()(const MemoKey& k) const {
+    size_t h = std::hash<const void*>{}(k.lazy);
+    for (const Expr& e : k.index) h = h * 31 + e.hash();
+    return h;
+  }
+};
+using Memo = std::unordered_map<MemoKey, Val, MemoHash>;
+thread_local Memo* memo = nullptr;
+
+std::unordered_map<graph::Op, Rule> make_rules() {
+  std::unordered_map<graph::Op, Rule> rules;
+  for (auto table : {pointwise_rules(), view_rules(), reduction_rules(), index_rules(), copy_rules(), pool_rules()})
+    for (const RuleRow& row : table) rules[graph::Op(row.op)] = row.rule;
+  return rules;
+}
+const std::unordered_map<graph::Op, Rule>& rules() {
+  static const auto* table = new std::unordered_map<graph::Op, Rule>(make_rules());
+  return *table;
+}
+
+int64_t extent_of(const Sizes& sizes, const Sizes& strides) {
+  int64_t n = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return 0;
+    n += (sizes[i] - 1) * strides[i];
+  }
+  return n;
+}
+
+bool same_layout(const Sizes& sizes, const Sizes& a, const Sizes& b) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] > 1 && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool has_rule(const graph::Op& op) { return rules().count(op) != 0; }
+
+bool is_view(const graph::Op& op) {
+  static const auto* views = [] {
+    auto* s = new std::unordered_set<graph::Op>;
+    for (const RuleRow& row : view_rules()) s->insert(graph::Op(row.op));
+    return s;
+  }();
+  return views->count(op) != 0;
+}
+
+int64_t Tensor::numel() const {
+  int64_t n = 1;
+  for (int64_t s : sizes) n *= s;
+  return n;
+}
+
+Val Tensor::load(Ops& ops, Index index) const {
+  if (strided()) return ops.load(buffer, symbolic::linearize({index.begin(), index.end()}, strides, offset));
+  if (!memo) return lazy->fn(ops, index);
+  MemoKey key{lazy.get(), {index.begin(), index.end()}};
+  if (auto it = memo->find(key); it != memo->end()) return it->second;
+  const Val v = lazy->fn(ops, index);
+  memo->emplace(std::move(key), v);
+  return v;
+}
+
+EvalScope::EvalScope() : outer_(memo) { memo = new Memo; }
+EvalScope::~EvalScope() {
+  delete memo;
+  memo = static_cast<Memo*>(outer_);
+}
+
+Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, double other) {
+  KILN_CHECK(t.strided(), "a masked load needs memory");
+  const Expr at = symbolic::linearize({index.begin(), index.end()}, t.strides, t.offset);
+  return ops.masked_load(t.buffer, at, mask, ops.constant(t.dtype, other));
+}
+
+DType compute_type(DType t) { return t == DType::Float16 || t == DType::BFloat16 ? DType::Float32 : t; }
+
+Val cast_to(Ops& ops, Val v, DType t) { return v.dtype == t ? v : ops.cast(v, t); }
+
+std::vector<Expr> broadcast_index(const Sizes& sizes, Index index) {
+  std::vector<Expr> out;
+  const size_t skip = index.size() - sizes.size();
+  for (size_t i = 0; i < sizes.size(); ++i) out.push_back(sizes[i] == 1 ? Expr(0) : index[skip + i]);
+  return out;
+}
+
+int64_t wrap_dim(int64_t dim, int64_t rank) { return dim < 0 ? dim + std::max<int64_t>(rank, 1) : dim; }
+
+Lowering::Lowering(const graph::Graph& g, const LowerOptions& options) : g_(g), options_(options) {
+  // Consumers are counted from the last node on, through views (a view's consumers are its base's), and only for nodes
+  // that somebody needs; the others are never lowered.
+  std::unordered_set<graph::Value> seen;
+  auto consume = [&](graph::Value v) {
+    if (v && seen.insert(v).second) ++uses_[v];
+  };
+  for (const Arg& a : g.outputs()) graph::for_each_value(a, consume);
+  for (const auto& m : g.mutations()) ++uses_[m.value];
+  for (auto it = g.nodes().rbegin(); it != g.nodes().rend(); ++it) {
+    const Node& n = **it;
+    if (!is_live(n)) continue;
+    if (is_view(n.op) && n.args.at(0).is_value()) {
+      for (uint32_t i = 0; i < n.results.size(); ++i)
+        if (auto u = uses_.find({const_cast<Node*>(&n), i}); u != uses_.end()) uses_[n.args[0].value()] += u->second;
+      continue;
+    }
+    seen.clear();
+    for (const Arg& a : n.args) graph::for_each_value(a, consume);
+  }
+  for (const Arg& a : g.outputs()) {
+    if (!a.is_value() || !a.value()) continue;
+    graph::Value v = a.value();
+    const int64_t numel = v.meta().numel();
+    escaping_.insert(v);
+    while (v.node->kind == graph::NodeKind::Call && is_view(v.node->op) && v.node->args.at(0).is_value()) {
+      v = v.node->args[0].value();
+      if (v.meta().numel() == numel) escaping_.insert(v);
+    }
+  }
+}
+
+bool Lowering::is_live(const Node& n) const {
+  for (uint32_t i = 0; i < n.results.size(); ++i)
+    if (is_used(n, i)) return true;
+  return has_effect(n.op);
+}
+
+std::string Lowering::name_of(const Node& n, uint32_t i) const {
+  return n.results.size() > 1 ? n.name + "_" + std::to_string(i) : n.name;
+}
+
+BufferId Lowering::add_buffer(std::string name, const TensorMeta& meta, loops::BufferKind kind) {
+  const int64_t numel = extent_of(meta.sizes, meta.strides);
+  const BufferId b = out_.program.add_buffer(std::move(name), meta.dtype, numel, kind);
+  out_.metas.push_back(meta);
+  out_.metas.back().offset = 0;
+  out_.dynamic.push_back(false);
+  return b;
+}
+
+Tensor Lowering::new_buffer(const Node& n, uint32_t i) {
+  TensorMeta meta = n.results.at(i);
+  if (!meta.is_non_overlapping_and_dense()) meta.strides = graph::contiguous_strides(meta.sizes);
+  const bool escapes = escaping_.count({const_cast<Node*>(&n), i}) != 0;
+  Tensor t;
+  t.dtype = meta.dtype;
+  t.sizes = meta.sizes;
+  t.strides = meta.strides;
+  t.buffer = add_buffer(name_of(n, i), meta, escapes ? loops::BufferKind::Output : loops::BufferKind::Temp);
+  return t;
+}
+
+Tensor Lowering::new_temp(std::string name, DType dtype, const Sizes& sizes) {
+  TensorMeta meta;
+  meta.dtype = dtype;
+  meta.sizes = sizes;
+  meta.strides = graph::contiguous_strides(sizes);
+  Tensor t;
+  t.dtype = dtype;
+  t.sizes = sizes;
+  t.strides = meta.strides;
+  t.buffer = add_buffer(std::move(name), meta, loops::BufferKind::Temp);
+  return t;
+}
+
+void Lowering::store(const Tensor& t, const Tensor& to, const std::string& name) {
+  KILN_CHECK(t.sizes == to.sizes, "store between different sizes in " + name);
+  if (to.numel() == 0) return;
+  // Loops follow the destination's memory order.
+  std::vector<size_t> order(t.sizes.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return to.strides[a] > to.strides[b]; });
+  Sizes ranges;
+  for (size_t d : order) ranges.push_back(t.sizes[d]);
+  auto logical = [order](Index p) {
+    std::vector<Expr> index(order.size());
+    for (size_t i = 0; i < order.size(); ++i) index[order[i]] = p[i];
+    return index;
+  };
+  loops::StoreTo destination;
+  destination.buffer = to.buffer;
+  destination.index = [logical, strides = to.strides, offset = to.offset](Index p) {
+    return symbolic::linearize(logical(p), strides, offset);
+  };
+  add_nest(loops::pointwise(
+      buffers(), name, ranges,
+      [&](Ops& ops, Index p) {
+        EvalScope scope;
+        return cast_to(ops, t.load(ops, logical(p)), to.dtype);
+      },
+      destination));
+}
+
+Tensor Lowering::in_memory(const Tensor& t, const std::string& name) {
+  if (t.strided()) return t;
+  Tensor to = new_temp(name, t.dtype, t.sizes);
+  store(t, to, name);
+  return to;
+}
+
+Tensor Lowering::in_memory(const Tensor& t, graph::Value v) {
+  if (t.strided()) return t;
+  // Libraries choose their way by strides: give them the ones that eager has here.
+  Tensor to = new_temp(v.node->name + "_mem", t.dtype, t.sizes);
+  if (v.meta().is_non_overlapping_and_dense()) {
+    to.strides = v.meta().strides;
+    out_.metas[to.buffer].strides = to.strides;
+  }
+  store(t, to, v.node->name + "_mem");
+  return to;
+}
+
+Tensor Lowering::lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::vector<Tensor>& inputs, int ops) const {
+  auto l = std::make_shared<Lazy>();
+  l->fn = std::move(fn);
+  l->ops = ops;
+  for (const Tensor& t : inputs) {
+    l->ops += t.ops();
+    l->loads += t.loads();
+    if (t.strided())
+      l->buffers.push_back(t.buffer);
+    else
+      l->buffers.insert(l->buffers.end(), t.lazy->buffers.begin(), t.lazy->buffers.end());
+  }
+  std::sort(l->buffers.begin(), l->buffers.end());
+  l->buffers.erase(std::unique(l->buffers.begin(), l->buffers.end()), l->buffers.end());
+  l->loads = std::min<int>(l->loads, static_cast<int>(std::max<size_t>(l->buffers.size(), 1)) * 4);
+  if (l->buffers.empty()) l->loads = 0;
+  Tensor t;
+  t.dtype = dtype;
+  t.sizes = std::move(sizes);
+  t.lazy = std::move(l);
+  return t;
+}
+
+Tensor Lowering::mapped(const Tensor& base, Sizes sizes, std::function<std::vector<Expr>(Index)> map) const {
+  return lazy(
+      base.dtype, std::move(sizes), [base, map](Ops& ops, Index p) { return base.load(ops, map(p)); }, {base}, 0);
+}
+
+void Lowering::set(const Node& n, Tensor t, uint32_t i) {
+  const graph::Value v{const_cast<Node*>(&n), i};
+  KILN_CHECK(t.sizes == n.results.at(i).sizes,
+             "lowering of " + n.op.name() + " gave other sizes than " + n.name + "'s");
+  KILN_CHECK(t.dtype == n.results[i].dtype, "lowering of " + n.op.name() + " gave another dtype than " + n.name + "'s");
+  if (!t.strided() && !is_view(n.op)) {
+    const auto u = uses_.find(v);
+    const int consumers = u == uses_.end() ? 0 : u->second;
+    const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->loads <= 1 && t.lazy->ops <= kCheapOps;
+    const bool escapes = escaping_.count(v) != 0;
+    if (escapes || (consumers > 1 && !cheap) || t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
+      Tensor to = new_buffer(n, i);
+      store(t, to, name_of(n, i));
+      t = std::move(to);
+    }
+  }
+  values_[v] = std::move(t);
+}
+
+TensorView Lowering::view_of(const Tensor& t) const { return {t.buffer, t.dtype, t.sizes, t.strides, t.offset}; }
+
+void Lowering::lower_inputs() {
+  for (const Node* in : g_.inputs()) {
+    const TensorMeta& meta = in->results.at(0);
+    const BufferId b = add_buffer(in->name, meta, loops::BufferKind::Input);
+    out_.inputs.push_back(b);
+    Tensor t;
+    t.dtype = meta.dtype;
+    t.sizes = meta.sizes;
+    t.strides = meta.strides;
+    t.buffer = b;
+    values_[{const_cast<Node*>(in), 0}] = std::move(t);
+    out_.input_offsets.push_back(meta.offset);
+  }
+}
+
+void Lowering::lower_extern(const Node& n) {
+  static const graph::Op kConstant("kiln::tensor_constant");
+  if (n.op == kConstant) {
+    Tensor t = new_buffer(n);
+    out_.program.buffers[t.buffer].kind = loops::BufferKind::Const;
+    out_.constants.emplace_back(t.buffer, &n);
+    values_[{const_cast<Node*>(&n), 0}] = std::move(t);
+    return;
+  }
+  log_artifact(Topic::fallback, "ATen call", n.op.name() + " (" + n.name + ")");
+  ExternCall call;
+  call.node = &n;
+  loops::Extern e;
+  e.name = n.op.name();
+  auto add = [&](graph::Value v) {
+    if (!v || call.inputs.count(v)) return;
+    const Tensor t = in_memory(get(v), v);
+    values_[v] = t;
+    call.inputs[v] = view_of(t);
+    e.reads.push_back(t.buffer);
+  };
+  for (const Arg& a : n.args) graph::for_each_value(a, add);
+  call.into = out_overload(n.op) || (options_.has_library_kernel && options_.has_library_kernel(n));
+  for (uint32_t i = 0; i < n.results.size(); ++i) {
+    const TensorMeta& m = n.results[i];
+    if (m.defined && (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype) ||
+                      !m.is_non_overlapping_and_dense()))
+      call.into = false;
+  }
+  for (uint32_t i = 0; i < n.results.size(); ++i) {
+    const graph::Value v{const_cast<Node*>(&n), i};
+    if (!n.results[i].defined || (!call.into && !uses_.count(v))) {
+      call.results.push_back(std::nullopt);
+      continue;
+    }
+    Tensor t;
+    if (call.into) {
+      t = new_buffer(n, i);
+    } else {
+      const TensorMeta& m = n.results[i];
+      t.dtype = m.dtype;
+      t.sizes = m.sizes;
+      t.strides = m.strides;
+      t.buffer = add_buffer(name_of(n, i), m, loops::BufferKind::Output);
+      out_.dynamic[t.buffer] = true;
+    }
+    call.results.push_back(view_of(t));
+    e.writes.push_back(t.buffer);
+    values_[v] = std::move(t);
+  }
+  e.index = static_cast<int>(out_.externs.size());
+  e.effect = has_effect(n.op);
+  out_.externs.push_back(std::move(call));
+  out_.program.add_extern(std::move(e));
+}
+
+void Lowering::lower_node(const Node& n) {
+  auto it = rules().find(n.op);
+  bool ours = it != rules().end();
+  for (const TensorMeta& m : n.results)
+    if (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype)) ours = false;
+  for (const Arg& a : n.args)
+    graph::for_each_value(a, [&](graph::Value v) {
+      if (!v) return;
+      const TensorMeta& m = v.meta();
+      if (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype)) ours = false;
+    });
+  // A rule declines before it has changed anything.
+  if (ours && it->second(*this, n)) return;
+  lower_extern(n);
+}
+
+void Lowering::lower_outputs() {
+  std::unordered_set<BufferId> mutated;
+  for (const auto& m : g_.mutations()) mutated.insert(get(m.input).buffer);
+  for (const Arg& a : g_.outputs()) {
+    Output out;
+    if (a.is_value() && a.value()) {
+      const graph::Value v = a.value();
+      const TensorMeta& meta = v.meta();
+      if (meta.defined) {
+        Tensor t = get(v);
+        const auto kind = t.strided() ? buffers()[t.buffer].kind : loops::BufferKind::Temp;
+        const bool lives =
+            kind == loops::BufferKind::Output || (kind == loops::BufferKind::Input && !mutated.count(t.buffer));
+        if (!t.strided() || !lives || !same_layout(t.sizes, t.strides, meta.strides)) {
+          TensorMeta m = meta;
+          if (!m.is_non_overlapping_and_dense()) m.strides = graph::contiguous_strides(m.sizes);
+          Tensor to;
+          to.dtype = m.dtype;
+          to.sizes = m.sizes;
+          to.strides = m.strides;
+          to.buffer = add_buffer(v.node->name + "_out", m, loops::BufferKind::Output);
+          store(t, to, v.node->name + "_out");
+          t = std::move(to);
+        }
+        t.strides = meta.is_non_overlapping_and_dense() ? meta.strides : t.strides;
+        out.defined = true;
+        out.view = view_of(t);
+      }
+    }
+    out_.outputs.push_back(std::move(out));
+  }
+}
+
+void Lowering::lower_mutations() {
+  std::unordered_map<BufferId, size_t> mutated;
+  for (size_t i = 0; i < g_.inputs().size(); ++i)
+    for (const auto& m : g_.mutations())
+      if (m.input.node == g_.inputs()[i]) mutated[out_.inputs[i]] = i;
+  for (const auto& [buffer, i] : mutated) out_.mutated.push_back(i);
+  std::sort(out_.mutated.begin(), out_.mutated.end());
+  // First everything that still needs an old value of some input goes to a temp, then all inputs are written. What only
+  // reads the element that it replaces (an optimizer's update) is computed in place.
+  struct Write {
+    Tensor value, to;
+    std::string name;
+  };
+  std::vector<Write> writes;
+  for (const auto& m : g_.mutations()) {
+    const Tensor to = get(m.input);
+    Tensor value = get(m.value);
+    const std::string name = m.input.node->name + "_new";
+    const std::vector<BufferId> own{value.buffer};
+    const std::vector<BufferId>& reads = value.strided() ? own : value.lazy->buffers;
+    bool stale = false;
+    for (BufferId b : reads) {
+      if (!mutated.count(b)) continue;
+      if (b != to.buffer) {
+        stale = true;
+        continue;
+      }
+      loops::NestBuilder probe(buffers(), "probe", to.sizes);
+      if (to.numel() == 0) continue;
+      probe.stage({});
+      {
+        EvalScope scope;
+        value.load(probe, probe.outer());
+      }
+      const Expr at = symbolic::linearize(probe.outer(), to.strides, to.offset);
+      const loops::Nest nest = probe.finish();
+      for (const loops::Inst& i : nest.insts)
+        if (i.buffer == b && !(i.index == at)) stale = true;
+    }
+    if (value.strided() && value.buffer == to.buffer && same_layout(to.sizes, value.strides, to.strides) &&
+        value.offset == to.offset)
+      continue;  // x := x
+    if (stale) {
+      Tensor temp = new_temp(name, value.dtype, value.sizes);
+      store(value, temp, name);
+      value = std::move(temp);
+    }
+    writes.push_back({std::move(value), to, name});
+  }
+  for (const Write& w : writes) store(w.value, w.to, w.name);
+}
+
+Lowered Lowering::run() {
+  lower_inputs();
+  for (const auto& n : g_.nodes())
+    if (n->kind == graph::NodeKind::Call && is_live(*n)) lower_node(*n);
+  lower_outputs();
+  lower_mutations();
+  return std::move(out_);
+}
+
+Lowered lower(const graph::Graph& g, const LowerOptions& options) { return Lowering(g, options).run(); }
+
+}  // namespace kiln::lower

@@ -1,0 +1,138 @@
+#pragma once
+#include "lower/lower.h"
+
+// The state of one lowering, and what rules see of it.
+namespace kiln::lower {
+
+using graph::Arg;
+using graph::Node;
+using graph::TensorMeta;
+using loops::BufferId;
+using loops::Opcode;
+using loops::Ops;
+using loops::ReduceKind;
+using loops::Val;
+using symbolic::Expr;
+using Index = std::span<const Expr>;
+using Sizes = std::vector<int64_t>;
+
+/// A value per point, not computed yet; consumers compute it in their own loops.
+struct Lazy {
+  loops::PointFn fn;
+  int ops = 0;  // scalar operations per point, inlined producers included
+  int loads = 0;
+  std::vector<BufferId> buffers;  // what it reads, for the hazards of in-place writes
+};
+
+/// A lowered tensor: a strided window on a buffer, or a lazy value.
+struct Tensor {
+  DType dtype = DType::Float32;
+  Sizes sizes;
+  Sizes strides;  // of the window; empty vectors for lazy values of any rank
+  int64_t offset = 0;
+  BufferId buffer = -1;  // -1: lazy
+  std::shared_ptr<const Lazy> lazy;
+
+  bool strided() const { return buffer >= 0; }
+  int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
+  int64_t numel() const;
+  /// The element at `index`, of this->dtype.
+  Val load(Ops& ops, Index index) const;
+  int ops() const { return lazy ? lazy->ops : 0; }
+  int loads() const { return lazy ? lazy->loads : 1; }
+};
+
+class Lowering {
+ public:
+  Lowering(const graph::Graph& g, const LowerOptions& options);
+  Lowered run();
+
+  // --- what rules use
+  // -------------------------------------------------------------------------------------------------
+  const Tensor& get(graph::Value v) const { return values_.at(v); }
+  const Tensor& get(const Arg& a) const { return get(a.value()); }
+  /// The only result of the node being lowered, or its i-th.
+  void set(const Node& n, Tensor t, uint32_t i = 0);
+  bool is_used(const Node& n, uint32_t i) const { return uses_.count({const_cast<Node*>(&n), i}) != 0; }
+
+  /// A lazy value over `sizes`; `inputs` are the tensors that fn loads, `ops` its own operations per point.
+  Tensor lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::vector<Tensor>& inputs, int ops) const;
+  /// A view by index arithmetic: element p of the result is element map(p) of `base`.
+  Tensor mapped(const Tensor& base, Sizes sizes, std::function<std::vector<Expr>(Index)> map) const;
+  /// Memory for a result of the node being lowered, with the value's meta strides (inner layouts are dense).
+  Tensor new_buffer(const Node& n, uint32_t i = 0);
+  Tensor new_temp(std::string name, DType dtype, const Sizes& sizes);
+  /// `t` in memory: itself if strided, otherwise stored into a new temp.
+  Tensor in_memory(const Tensor& t, const std::string& name);
+  /// `v`'s tensor in memory, with the strides that its meta has.
+  Tensor in_memory(const Tensor& t, graph::Value v);
+  /// Stores t into `to` (same sizes) by a nest.
+  void store(const Tensor& t, const Tensor& to, const std::string& name);
+  void add_nest(loops::Nest nest) { out_.program.add_nest(std::move(nest)); }
+  const std::vector<loops::Buffer>& buffers() const { return out_.program.buffers; }
+  std::string name_of(const Node& n, uint32_t i = 0) const;
+
+ private:
+  bool is_live(const Node& n) const;
+  void lower_inputs();
+  void lower_node(const Node& n);
+  void lower_extern(const Node& n);
+  void lower_outputs();
+  void lower_mutations();
+  BufferId add_buffer(std::string name, const TensorMeta& meta, loops::BufferKind kind);
+  TensorView view_of(const Tensor& t) const;
+
+  const graph::Graph& g_;
+  const LowerOptions& options_;
+  Lowered out_;
+  std::unordered_map<graph::Value, Tensor> values_;
+  std::unordered_map<graph::Value, int> uses_;
+  std::unordered_set<graph::Value> escaping_;  // values whose memory the caller gets
+};
+
+/// False: this node's arguments are outside the rule; the node becomes an extern.
+using Rule = bool (*)(Lowering& l, const Node& n);
+struct RuleRow {
+  const char* op;
+  Rule rule;
+};
+// One table a family, in the file of its name.
+std::span<const RuleRow> pointwise_rules();
+std::span<const RuleRow> view_rules();
+std::span<const RuleRow> reduction_rules();
+std::span<const RuleRow> index_rules();
+std::span<const RuleRow> copy_rules();
+std::span<const RuleRow> pool_rules();
+/// True if rows of `view_rules` for this op share their argument's memory.
+bool is_view(const graph::Op& op);
+/// The out= overload of an op that libraries run, or null: its results go into planned memory.
+const char* out_overload(const graph::Op& op);
+/// Ops whose results depend on, or change, a random generator: kept in order.
+bool draws_random(const graph::Op& op);
+/// Ops that run although nobody reads their results, in the graph's order.
+bool has_effect(const graph::Op& op);
+
+// Shared by rules.
+/// While one lives, each lazy value is computed once per point. Rules that build nests hold one per open stage: values
+/// of one stage mean nothing in another.
+class EvalScope {
+ public:
+  EvalScope();
+  ~EvalScope();
+  EvalScope(const EvalScope&) = delete;
+  EvalScope& operator=(const EvalScope&) = delete;
+
+ private:
+  void* outer_;
+};
+/// t[index] where mask is true, `other` elsewhere; index may be out of range there. `t` must be in memory.
+Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, double other);
+/// dtype in which ATen computes on `t`: float32 for half types, else t.
+DType compute_type(DType t);
+/// Cast if needed.
+Val cast_to(Ops& ops, Val v, DType t);
+/// Index of an operand of `sizes` broadcast to the point `index`.
+std::vector<Expr> broadcast_index(const Sizes& sizes, Index index);
+int64_t wrap_dim(int64_t dim, int64_t rank);
+
+}  // namespace kiln::lower

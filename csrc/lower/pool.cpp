@@ -1,0 +1,319 @@
+// Windows over images: pooling, its gradients, and nearest resampling. Gradients gather: each input element adds up the
+// windows that cover it, so that elements stay independent and no place is written twice.
+#include <limits>
+
+#include "base/error.h"
+#include "lower/lowering.h"
+
+namespace kiln::lower {
+namespace {
+
+struct Window {
+  int64_t kernel, stride, padding, dilation;
+  int64_t in, out;  // sizes
+};
+
+int64_t pick(const std::vector<int64_t>& v, size_t i, int64_t otherwise) {
+  return v.empty() ? otherwise : v.size() == 1 ? v[0] : v.at(i);
+}
+
+// The two last dims' windows; arguments as in max_pool2d and avg_pool2d.
+std::array<Window, 2> windows(const Sizes& in, const Sizes& out, const Arg& kernel, const Arg& stride,
+                              const Arg& padding, const Arg* dilation) {
+  const auto k = kernel.to_ints(), s = stride.to_ints(), p = padding.to_ints();
+  const auto d = dilation ? dilation->to_ints() : std::vector<int64_t>{1};
+  std::array<Window, 2> w;
+  for (size_t i = 0; i < 2; ++i)
+    w[i] = {pick(k, i, 1), pick(s, i, pick(k, i, 1)), pick(p, i, 0),
+            pick(d, i, 1), in[in.size() - 2 + i],     out[out.size() - 2 + i]};
+  return w;
+}
+
+// mask and index of window element (a, b) at output (y, x); dims in front stay.
+Val inside(Ops& o, const Expr& y, const Expr& x, int64_t h, int64_t w) {
+  const Val in_y = o.in_range(y, 0, h), in_x = o.in_range(x, 0, w);
+  return o.And(in_y, in_x);
+}
+
+double lowest(DType t) {
+  if (is_floating(t)) return -std::numeric_limits<double>::infinity();
+  switch (t) {
+    case DType::Int8:
+      return -128;
+    case DType::Int16:
+      return -32768;
+    case DType::Int32:
+      return -2147483648.0;
+    case DType::Int64:
+      return -9223372036854775808.0;
+    default:
+      return 0;
+  }
+}
+
+bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, dilation, ceil_mode) -> (max, index)
+  const Tensor t = l.in_memory(l.get(n.arg(0)), n.name + "_in");
+  if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < 3 || t.dtype == DType::Bool) return false;
+  const Arg dilation = n.arg(4);
+  const auto w = windows(t.sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), &dilation);
+  const bool with_index = n.results.size() > 1 && l.is_used(n, 1);
+  const Tensor to = l.new_buffer(n, 0);
+  const Tensor index_to = with_index ? l.new_buffer(n, 1) : Tensor();
+  const DType compute = compute_type(t.dtype);
+  // Outer loops follow memory, channels last included.
+  std::vector<size_t> order(to.sizes.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return to.strides[a] > to.strides[b]; });
+  Sizes outer;
+  for (size_t d : order) outer.push_back(to.sizes[d]);
+  loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
+  std::vector<Expr> p(order.size());
+  for (size_t i = 0; i < order.size(); ++i) p[order[i]] = b.outer()[i];
+  const std::vector<Expr> q = b.stage({w[0].kernel, w[1].kernel});
+  const size_t yd = p.size() - 2, xd = p.size() - 1;
+  std::vector<Expr> at(p.begin(), p.end());
+  at[yd] = p[yd] * Expr(w[0].stride) + q[0] * Expr(w[0].dilation) - Expr(w[0].padding);
+  at[xd] = p[xd] * Expr(w[1].stride) + q[1] * Expr(w[1].dilation) - Expr(w[1].padding);
+  const Val v = cast_to(b, load_if(b, t, inside(b, at[yd], at[xd], w[0].in, w[1].in), at, lowest(t.dtype)), compute);
+  std::vector<Val> r;
+  if (with_index)
+    r = b.reduce(ReduceKind::ArgMax, {v, b.index_value(at[yd] * Expr(w[1].in) + at[xd])});
+  else
+    r = b.reduce(ReduceKind::Max, {v});
+  b.stage({});
+  b.store(to.buffer, symbolic::linearize(p, to.strides, to.offset), cast_to(b, r[0], to.dtype));
+  if (with_index) b.store(index_to.buffer, symbolic::linearize(p, index_to.strides, index_to.offset), r[1]);
+  l.add_nest(b.finish());
+  l.set(n, to, 0);
+  if (with_index) l.set(n, index_to, 1);
+  return true;
+}
+
+// A nest over the input's elements and the windows that may cover each: sum of value(window position, mask).
+bool gather_windows(
+    Lowering& l, const Node& n, const std::array<Window, 2>& w, DType compute,
+    const std::function<Val(Ops&, const std::vector<Expr>& p, const std::vector<Expr>& at, Val mask)>& value) {
+  for (const Window& x : w)
+    if (x.dilation != 1) return false;
+  const Tensor to = l.new_buffer(n, 0);
+  if (to.numel() == 0) return false;
+  std::vector<size_t> order(to.sizes.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return to.strides[a] > to.strides[b]; });
+  Sizes outer;
+  for (size_t d : order) outer.push_back(to.sizes[d]);
+  loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
+  std::vector<Expr> p(order.size());
+  for (size_t i = 0; i < order.size(); ++i) p[order[i]] = b.outer()[i];
+  Sizes candidates;
+  for (const Window& x : w) candidates.push_back((x.kernel + x.stride - 1) / x.stride);
+  const std::vector<Expr> q = b.stage(candidates);
+  std::vector<Expr> at(p.begin(), p.end());
+  std::optional<Val> mask;
+  for (size_t i = 0; i < 2; ++i) {
+    const size_t d = p.size() - 2 + i;
+    const Expr padded = p[d] + Expr(w[i].padding);
+    at[d] = symbolic::floordiv(padded, w[i].stride) - q[i];
+    // Window `at` covers element p if p is less than a kernel behind its start.
+    const Val covers =
+        b.And(b.in_range(at[d], 0, w[i].out), b.in_range(padded - at[d] * Expr(w[i].stride), 0, w[i].kernel));
+    mask = mask ? b.And(*mask, covers) : covers;
+  }
+  const Val sum = b.reduce(ReduceKind::Sum, {cast_to(b, value(b, p, at, *mask), compute)})[0];
+  b.stage({});
+  b.store(to.buffer, symbolic::linearize(p, to.strides, to.offset), cast_to(b, sum, to.dtype));
+  l.add_nest(b.finish());
+  l.set(n, to, 0);
+  return true;
+}
+
+bool max_pool_backward(Lowering& l, const Node& n) {
+  // (grad, self, kernel, stride, padding, dilation, ceil_mode, indices)
+  const Tensor grad = l.in_memory(l.get(n.arg(0)), n.name + "_grad");
+  const Tensor index = l.in_memory(l.get(n.arg(7)), n.name + "_index");
+  if (grad.numel() == 0 || !is_floating(grad.dtype)) return false;
+  const Arg dilation = n.arg(5);
+  const auto w = windows(n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), &dilation);
+  const DType compute = compute_type(grad.dtype);
+  return gather_windows(l, n, w, compute,
+                        [&](Ops& o, const std::vector<Expr>& p, const std::vector<Expr>& at, Val mask) {
+                          const Val here = o.index_value(p[p.size() - 2] * Expr(w[1].in) + p.back());
+                          const Val chosen = o.Eq(load_if(o, index, mask, at, -1), here);
+                          const Val g = cast_to(o, load_if(o, grad, mask, at, 0), compute);
+                          return o.where(chosen, g, o.constant(compute, 0));
+                        });
+}
+
+// How many elements the window at output position `at` averages over, in one dim.
+Val window_size(Ops& o, const Window& w, const Expr& at, bool count_padding, DType t) {
+  const Expr start = at * Expr(w.stride) - Expr(w.padding);
+  Expr end = symbolic::min(start + Expr(w.kernel), Expr(w.in + w.padding));
+  Expr begin = start;
+  if (!count_padding) {
+    begin = symbolic::max(start, Expr(0));
+    end = symbolic::min(end, Expr(w.in));
+  }
+  const Expr size = end - begin;
+  return size.is_constant() ? o.constant(t, static_cast<double>(size.constant())) : o.cast(o.index_value(size), t);
+}
+
+struct Divisor {
+  bool count_padding;
+  std::optional<int64_t> fixed;
+  Val of(Ops& o, const std::array<Window, 2>& w, const std::vector<Expr>& at, DType t) const {
+    if (fixed) return o.constant(t, static_cast<double>(*fixed));
+    return o.Mul(window_size(o, w[0], at[at.size() - 2], count_padding, t),
+                 window_size(o, w[1], at.back(), count_padding, t));
+  }
+};
+
+bool average(Lowering& l, const Node& n, const std::array<Window, 2>& w, const Divisor& divisor) {
+  const Tensor t = l.in_memory(l.get(n.arg(0)), n.name + "_in");
+  if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < 3 || !is_floating(t.dtype)) return false;
+  const Tensor to = l.new_buffer(n, 0);
+  const DType compute = compute_type(t.dtype);
+  loops::NestBuilder b(l.buffers(), l.name_of(n), to.sizes);
+  const std::vector<Expr> q = b.stage({w[0].kernel, w[1].kernel});
+  const std::vector<Expr>& p = b.outer();
+  const size_t yd = p.size() - 2, xd = p.size() - 1;
+  std::vector<Expr> at(p.begin(), p.end());
+  at[yd] = p[yd] * Expr(w[0].stride) + q[0] - Expr(w[0].padding);
+  at[xd] = p[xd] * Expr(w[1].stride) + q[1] - Expr(w[1].padding);
+  const Val v = load_if(b, t, inside(b, at[yd], at[xd], w[0].in, w[1].in), at, 0);
+  const Val sum = b.reduce(ReduceKind::Sum, {cast_to(b, v, compute)})[0];
+  b.stage({});
+  const Val mean = b.Div(sum, divisor.of(b, w, p, compute));
+  b.store(to.buffer, symbolic::linearize(p, to.strides, to.offset), cast_to(b, mean, to.dtype));
+  l.add_nest(b.finish());
+  l.set(n, to, 0);
+  return true;
+}
+
+bool average_backward(Lowering& l, const Node& n, const Tensor& grad, const std::array<Window, 2>& w,
+                      const Divisor& divisor) {
+  if (grad.numel() == 0 || !is_floating(grad.dtype)) return false;
+  const DType compute = compute_type(grad.dtype);
+  return gather_windows(l, n, w, compute, [&](Ops& o, const std::vector<Expr>&, const std::vector<Expr>& at, Val mask) {
+    const Val g = cast_to(o, load_if(o, grad, mask, at, 0), compute);
+    return o.where(mask, o.Div(g, divisor.of(o, w, at, compute)), o.constant(compute, 0));
+  });
+}
+
+bool avg_pool(Lowering& l, const Node& n) {
+  // (self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+  const auto w = windows(l.get(n.arg(0)).sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), nullptr);
+  Divisor d{n.arg(5).to_bool(), std::nullopt};
+  if (!n.arg(6).is_none()) d.fixed = n.arg(6).to_int();
+  return average(l, n, w, d);
+}
+
+bool avg_pool_backward(Lowering& l, const Node& n) {
+  // (grad, self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+  const Tensor grad = l.in_memory(l.get(n.arg(0)), n.name + "_grad");
+  const auto w = windows(n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), nullptr);
+  Divisor d{n.arg(6).to_bool(), std::nullopt};
+  if (!n.arg(7).is_none()) d.fixed = n.arg(7).to_int();
+  return average_backward(l, n, grad, w, d);
+}
+
+// Adaptive pooling where every window has one size.
+std::optional<std::array<Window, 2>> even_windows(const Sizes& in, const Sizes& out) {
+  std::array<Window, 2> w;
+  for (size_t i = 0; i < 2; ++i) {
+    const int64_t a = in[in.size() - 2 + i], b = out[out.size() - 2 + i];
+    if (b == 0 || a % b != 0) return std::nullopt;
+    w[i] = {a / b, a / b, 0, 1, a, b};
+  }
+  return w;
+}
+
+bool adaptive_avg_pool(Lowering& l, const Node& n) {  // (self, output_size)
+  const auto w = even_windows(l.get(n.arg(0)).sizes, n.results[0].sizes);
+  return w && average(l, n, *w, {true, (*w)[0].kernel * (*w)[1].kernel});
+}
+
+bool adaptive_avg_pool_backward(Lowering& l, const Node& n) {  // (grad, self)
+  const Tensor grad = l.get(n.arg(0));
+  const auto w = even_windows(n.results[0].sizes, grad.sizes);
+  if (!w || grad.numel() == 0) return false;
+  // Windows do not overlap: each element has exactly one.
+  const DType compute = compute_type(grad.dtype), out = grad.dtype;
+  l.set(n, l.lazy(
+               out, n.results[0].sizes,
+               [grad, w = *w, compute, out](Ops& o, Index p) {
+                 std::vector<Expr> at(p.begin(), p.end());
+                 for (size_t i = 0; i < 2; ++i)
+                   at[p.size() - 2 + i] = symbolic::floordiv(at[p.size() - 2 + i], w[i].kernel);
+                 const Val g = cast_to(o, grad.load(o, at), compute);
+                 const double size = static_cast<double>(w[0].kernel * w[1].kernel);
+                 return cast_to(o, o.Div(g, o.constant(compute, size)), out);
+               },
+               {grad}, 3));
+  return true;
+}
+
+// Whole factor by which both image dims grow; others need float arithmetic on indices, which ATen does.
+std::optional<std::array<int64_t, 2>> factors(const Sizes& small, const Sizes& large) {
+  std::array<int64_t, 2> f;
+  for (size_t i = 0; i < 2; ++i) {
+    const int64_t a = small[small.size() - 2 + i], b = large[large.size() - 2 + i];
+    if (a == 0 || b % a != 0) return std::nullopt;
+    f[i] = b / a;
+  }
+  return f;
+}
+// An explicit scale must say the same as the sizes do.
+bool same_scale(const Arg& a, int64_t factor) {
+  return a.is_none() || (a.is_number() && a.to_double() == static_cast<double>(factor));
+}
+
+bool upsample_nearest(Lowering& l, const Node& n) {  // (self, output_size, scales_h, scales_w)
+  const Tensor t = l.get(n.arg(0));
+  const auto f = factors(t.sizes, n.results[0].sizes);
+  if (!f || t.numel() == 0 || !same_scale(n.arg(2), (*f)[0]) || !same_scale(n.arg(3), (*f)[1])) return false;
+  l.set(n, l.mapped(t, n.results[0].sizes, [f = *f](Index p) {
+    std::vector<Expr> at(p.begin(), p.end());
+    for (size_t i = 0; i < 2; ++i) at[p.size() - 2 + i] = symbolic::floordiv(at[p.size() - 2 + i], f[i]);
+    return at;
+  }));
+  return true;
+}
+
+bool upsample_nearest_backward(Lowering& l, const Node& n) {  // (grad, output_size, input_size, scales_h, scales_w)
+  const Tensor grad = l.get(n.arg(0));
+  const auto f = factors(n.results[0].sizes, grad.sizes);
+  if (!f || grad.numel() == 0 || !same_scale(n.arg(3), (*f)[0]) || !same_scale(n.arg(4), (*f)[1])) return false;
+  const Tensor to = l.new_buffer(n);
+  const DType compute = compute_type(grad.dtype);
+  loops::NestBuilder b(l.buffers(), l.name_of(n), to.sizes);
+  const std::vector<Expr> q = b.stage({(*f)[0], (*f)[1]});
+  std::vector<Expr> at = b.outer();
+  for (size_t i = 0; i < 2; ++i) at[at.size() - 2 + i] = at[at.size() - 2 + i] * Expr((*f)[i]) + q[i];
+  Val sum;
+  {
+    EvalScope scope;
+    sum = b.reduce(ReduceKind::Sum, {cast_to(b, grad.load(b, at), compute)})[0];
+  }
+  b.stage({});
+  b.store(to.buffer, symbolic::linearize(b.outer(), to.strides, to.offset), cast_to(b, sum, to.dtype));
+  l.add_nest(b.finish());
+  l.set(n, to);
+  return true;
+}
+
+const RuleRow kRows[] = {
+    {"aten::max_pool2d_with_indices", max_pool},
+    {"aten::max_pool2d_with_indices_backward", max_pool_backward},
+    {"aten::avg_pool2d", avg_pool},
+    {"aten::avg_pool2d_backward", avg_pool_backward},
+    {"aten::_adaptive_avg_pool2d", adaptive_avg_pool},
+    {"aten::_adaptive_avg_pool2d_backward", adaptive_avg_pool_backward},
+    {"aten::upsample_nearest2d", upsample_nearest},
+    {"aten::upsample_nearest2d_backward", upsample_nearest_backward},
+};
+
+}  // namespace
+
+std::span<const RuleRow> pool_rules() { return kRows; }
+
+}  // namespace kiln::lower
