@@ -1,0 +1,81 @@
+#include "python/frame/cache.h"
+
+#include <unordered_set>
+
+namespace kiln::frame {
+namespace {
+
+// All live caches and records; touched under the GIL only. Never destroyed: code objects outlive static destructors.
+std::unordered_set<CodeCache*>& all_caches() {
+  static auto* set = new std::unordered_set<CodeCache*>();
+  return *set;
+}
+std::unordered_set<CodeInfo*>& all_infos() {
+  static auto* set = new std::unordered_set<CodeInfo*>();
+  return *set;
+}
+std::unordered_set<std::string>& warnings_given() {
+  static auto* set = new std::unordered_set<std::string>();
+  return *set;
+}
+
+Py_ssize_t extra_index() {
+  static const Py_ssize_t index = _PyEval_RequestCodeExtraIndex([](void* p) { delete static_cast<CodeInfo*>(p); });
+  return index;
+}
+
+}  // namespace
+
+CodeCache::CodeCache() { all_caches().insert(this); }
+CodeCache::~CodeCache() { all_caches().erase(this); }
+
+void CodeCache::clear() {
+  // Entries that are running are held by who runs them.
+  std::vector<EntryPtr> gone;
+  gone.swap(entries);
+  eager = false;
+  compiles = 0;
+}
+
+CodeInfo::CodeInfo() { all_infos().insert(this); }
+CodeInfo::~CodeInfo() { all_infos().erase(this); }
+
+CodeCache& CodeInfo::cache(const ConfigPtr& config) {
+  for (auto& [c, cache] : caches)
+    if (c == config) return *cache;
+  caches.emplace_back(config, std::make_unique<CodeCache>());
+  return *caches.back().second;
+}
+
+CodeInfo* find_code_info(PyCodeObject* code) {
+  void* extra = nullptr;
+  if (_PyCode_GetExtra(reinterpret_cast<PyObject*>(code), extra_index(), &extra) < 0) PyErr_Clear();
+  return static_cast<CodeInfo*>(extra);
+}
+
+CodeInfo* code_info(PyCodeObject* code) {
+  if (CodeInfo* info = find_code_info(code)) return info;
+  auto info = std::make_unique<CodeInfo>();
+  if (_PyCode_SetExtra(reinterpret_cast<PyObject*>(code), extra_index(), info.get()) < 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return info.release();
+}
+
+void reset_caches() {
+  // Freeing entries can run destructors that free or add caches.
+  const std::vector<CodeCache*> caches(all_caches().begin(), all_caches().end());
+  for (CodeCache* c : caches)
+    if (all_caches().count(c)) c->clear();
+  for (CodeInfo* i : all_infos())
+    if (i->skip == CodeInfo::Skip::Yes) i->skip = CodeInfo::Skip::Unknown;
+  warnings_given().clear();
+}
+
+void warn_once(const std::string& key, const std::string& text) {
+  if (!warnings_given().insert(key).second) return;
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) throw py::PythonError{};
+}
+
+}  // namespace kiln::frame

@@ -1,0 +1,72 @@
+#pragma once
+#include <Python.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "python/frame/leave.h"
+#include "python/frame/mode.h"
+#include "python/guards/tree.h"
+#include "runtime/compiled_graph.h"
+
+namespace kiln::frame {
+
+/// One compiled variant of a code object: guards, graph, and how to leave.
+struct Entry {
+  explicit Entry(std::vector<guards::Guard> guards, const std::vector<guards::SourcePtr>& wanted)
+      : tree(std::move(guards), wanted) {}
+  guards::GuardTree tree;                            // delivers the graph's inputs, then the sources of recipes
+  size_t num_inputs = 0, num_outputs = 0;            // of the graph
+  std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
+  py::Ref python_graph;                              // a Python backend's callable
+  std::unique_ptr<LeaveProgram> leave;
+
+  // Exit: if null, the result is leave's only one. Otherwise leave's results are the tuple that `continuation` takes
+  // behind the original arguments.
+  py::Ref continuation;           // code object
+  py::Ref continuation_function;  // made of it for the function it was last used with
+  int64_t id = 0;
+  int64_t hits = 0;
+};
+using EntryPtr = std::shared_ptr<Entry>;
+
+/// Compiled entries of one code object under one config, most recently used first.
+struct CodeCache {
+  CodeCache();
+  ~CodeCache();
+  std::vector<EntryPtr> entries;
+  bool eager = false;    // compile no more: the code cannot be captured, or the limit is reached
+  int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
+  void clear();
+};
+
+struct ResumePoint;
+
+/// All that kiln keeps per code object, in the code object's own extra slot.
+struct CodeInfo {
+  CodeInfo();
+  ~CodeInfo();
+  std::vector<std::pair<ConfigPtr, std::unique_ptr<CodeCache>>> caches;
+  CodeCache& cache(const ConfigPtr& config);
+  enum class Skip : uint8_t { Unknown, No, Yes };
+  Skip skip = Skip::Unknown;  // frames of this code run as they are (see skip.h); what they call may still be compiled
+  bool internal = false;      // made by kiln, runs as it is: continuations
+  /// For resume functions: where they came from.
+  std::shared_ptr<ResumePoint> resume;
+  /// Resume functions made for this code, by their key.
+  std::map<std::string, py::Ref> resume_points;
+};
+/// The code object's record, made at the first call. Null only if memory ran out.
+CodeInfo* code_info(PyCodeObject* code);
+/// The record if there is one already.
+CodeInfo* find_code_info(PyCodeObject* code);
+
+/// Forgets every compiled entry of the process, and every warning given once.
+void reset_caches();
+
+/// Gives the warning `text` once per `key` until reset. Throws py::PythonError if warnings are errors.
+void warn_once(const std::string& key, const std::string& text);
+
+}  // namespace kiln::frame

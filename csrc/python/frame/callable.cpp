@@ -1,0 +1,301 @@
+#include "python/frame/callable.h"
+
+#include <structmember.h>
+
+#include "base/error.h"
+#include "python/capture/capture.h"
+#include "python/frame/bind.h"
+#include "python/frame/errors.h"
+#include "python/frame/hook.h"
+#include "python/frame/skip.h"
+#include "python/pch.h"
+
+namespace kiln::frame {
+namespace {
+
+struct Impl {
+  ConfigPtr config;
+  /// Bound methods have entries of their own: the object is nearly always part of what is guarded.
+  std::unique_ptr<CodeCache> own;
+};
+
+struct CompiledObject {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* wrapped;   // what the user gave
+  PyObject* function;  // the Python function in it
+  PyObject* self;      // of a bound method, or null
+  PyObject* dict;
+  PyObject* weakrefs;
+  Impl* impl;
+};
+
+CompiledObject* as_compiled(PyObject* o) { return reinterpret_cast<CompiledObject*>(o); }
+
+PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  CompiledObject* c = as_compiled(callable);
+  const Mode& m = mode();
+  if (m.disabled || options().disable || capture::is_capturing())
+    return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);
+  try {
+    auto* function = reinterpret_cast<PyFunctionObject*>(c->function);
+    auto* code = reinterpret_cast<PyCodeObject*>(function->func_code);
+    Target target{function, code, c->impl->own.get(), c->impl->config, true};
+    if (!target.cache) {
+      CodeInfo* info = code_info(code);
+      if (!info) throw py::PythonError{};
+      target.cache = &info->cache(target.config);
+    }
+    Bound bound;
+    if (!bind(function, c->self, args, PyVectorcall_NARGS(nargsf), kwnames, &bound))
+      return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);  // raises as CPython does
+    const guards::Call call{bound.locals, bound.count, function->func_closure,
+                            code->co_nlocalsplus - code->co_nfreevars};
+    std::vector<PyObject*> values;
+    guards::Owned owned;
+    // `callable` may be released by what it runs.
+    const py::Ref keep = py::Ref::borrow(callable);
+    if (EntryPtr entry = find_entry(*target.cache, call, values, owned))
+      return run_entry(std::move(target), std::move(entry), call, values, owned);
+    if (m.run_only) return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);
+    return compile_and_run(target, [&] { return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames); });
+  } catch (...) {
+    set_python_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+int traverse_compiled(PyObject* o, visitproc visit, void* arg) {
+  CompiledObject* c = as_compiled(o);
+  Py_VISIT(Py_TYPE(o));
+  Py_VISIT(c->wrapped);
+  Py_VISIT(c->function);
+  Py_VISIT(c->self);
+  Py_VISIT(c->dict);
+  return 0;
+}
+int clear_compiled(PyObject* o) {
+  Py_CLEAR(as_compiled(o)->dict);
+  return 0;
+}
+void dealloc_compiled(PyObject* o) {
+  CompiledObject* c = as_compiled(o);
+  PyTypeObject* type = Py_TYPE(o);
+  PyObject_GC_UnTrack(o);
+  if (c->weakrefs) PyObject_ClearWeakRefs(o);
+  Py_CLEAR(c->wrapped);
+  Py_CLEAR(c->function);
+  Py_CLEAR(c->self);
+  Py_CLEAR(c->dict);
+  delete c->impl;
+  type->tp_free(o);
+  Py_DECREF(type);
+}
+PyObject* bind_method(PyObject* o, PyObject* instance, PyObject*) {
+  if (!instance || instance == Py_None) return Py_NewRef(o);
+  return PyMethod_New(o, instance);
+}
+PyObject* repr_compiled(PyObject* o) { return PyUnicode_FromFormat("<compiled %R>", as_compiled(o)->wrapped); }
+PyObject* entries_of(PyObject* o, void*) {
+  CompiledObject* c = as_compiled(o);
+  auto* code = reinterpret_cast<PyCodeObject*>(reinterpret_cast<PyFunctionObject*>(c->function)->func_code);
+  CodeInfo* info = code_info(code);
+  const CodeCache* cache = c->impl->own ? c->impl->own.get() : info ? &info->cache(c->impl->config) : nullptr;
+  PyObject* list = PyList_New(0);
+  if (!list || !cache) return list;
+  for (const EntryPtr& e : cache->entries) {
+    py::Ref row =
+        py::Ref::steal(Py_BuildValue("{s:L,s:L,s:L,s:n,s:n,s:O}", "id", e->id, "hits", e->hits, "slow_checks",
+                                     e->tree.slow_runs(), "guards", (Py_ssize_t)e->tree.guards().size(), "fast_steps",
+                                     (Py_ssize_t)e->tree.fast_size(), "breaks", e->continuation ? Py_True : Py_False));
+    if (!row || PyList_Append(list, row.get()) < 0) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+  }
+  return list;
+}
+
+}  // namespace
+
+PyTypeObject* compiled_type() {
+  static PyTypeObject* type = [] {
+    static PyMemberDef members[] = {
+        {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledObject, vectorcall), READONLY, nullptr},
+        {"__dictoffset__", T_PYSSIZET, offsetof(CompiledObject, dict), READONLY, nullptr},
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(CompiledObject, weakrefs), READONLY, nullptr},
+        {"__wrapped__", T_OBJECT, offsetof(CompiledObject, wrapped), READONLY, "what was compiled"},
+        {nullptr, 0, 0, 0, nullptr}};
+    static PyGetSetDef getset[] = {
+        {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
+        {"_entries", &entries_of, nullptr,
+         "compiled entries, as dicts: id, hits, slow_checks, guards, fast_steps, breaks", nullptr},
+        {nullptr, nullptr, nullptr, nullptr, nullptr}};
+    PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_compiled)},
+                           {Py_tp_traverse, reinterpret_cast<void*>(&traverse_compiled)},
+                           {Py_tp_clear, reinterpret_cast<void*>(&clear_compiled)},
+                           {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+                           {Py_tp_descr_get, reinterpret_cast<void*>(&bind_method)},
+                           {Py_tp_repr, reinterpret_cast<void*>(&repr_compiled)},
+                           {Py_tp_members, members},
+                           {Py_tp_getset, getset},
+                           {0, nullptr}};
+    PyType_Spec spec = {
+        "kiln._C.CompiledCallable", sizeof(CompiledObject), 0,
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
+    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  }();
+  return type;
+}
+
+py::Ref make_compiled(PyObject* target, ConfigPtr config) {
+  PyObject* function = target;
+  PyObject* self = nullptr;
+  if (PyMethod_Check(target)) {
+    function = PyMethod_GET_FUNCTION(target);
+    self = PyMethod_GET_SELF(target);
+  }
+  if (!PyFunction_Check(function))
+    throw UserError(std::string("kiln._C.compile takes a Python function or a bound method of one, not ") +
+                    Py_TYPE(target)->tp_name);
+  init_skip();
+  PyTypeObject* type = compiled_type();
+  if (!type) throw py::PythonError{};
+  py::Ref made = py::check(type->tp_alloc(type, 0));
+  CompiledObject* c = as_compiled(made.get());
+  c->vectorcall = &call_compiled;
+  c->wrapped = Py_NewRef(target);
+  c->function = Py_NewRef(function);
+  c->self = Py_XNewRef(self);
+  c->impl = new Impl;
+  c->impl->config = std::move(config);
+  if (self) c->impl->own = std::make_unique<CodeCache>();
+  // What functools.wraps copies.
+  for (const char* name : {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__"}) {
+    py::Ref value = py::Ref::steal(PyObject_GetAttrString(target, name));
+    if (!value)
+      PyErr_Clear();
+    else if (PyObject_SetAttrString(made.get(), name, value.get()) < 0)
+      throw py::PythonError{};
+  }
+  if (auto* f = reinterpret_cast<PyFunctionObject*>(function); f->func_dict && !self) {
+    py::Ref dict = py::check(PyObject_GenericGetDict(made.get(), nullptr));
+    if (PyDict_Update(dict.get(), f->func_dict) < 0) throw py::PythonError{};
+    if (PyDict_Contains(dict.get(), py::check(PyUnicode_FromString("__wrapped__")).get()) == 1)
+      PyDict_DelItemString(dict.get(), "__wrapped__");
+  }
+  return made;
+}
+
+// --- kiln.disable and kiln.run
+// ------------------------------------------------------------------------------------------
+
+namespace {
+
+enum class ModeKind { Disabled, DisabledOnce, RunOnly };
+
+struct ModeObject {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* wrapped;
+  PyObject* dict;
+  PyObject* weakrefs;
+  ModeKind kind;
+};
+ModeObject* as_mode(PyObject* o) { return reinterpret_cast<ModeObject*>(o); }
+
+PyObject* call_mode(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  ModeObject* o = as_mode(callable);
+  Mode& m = mode();
+  const py::Ref keep = py::Ref::borrow(callable);
+  switch (o->kind) {
+    case ModeKind::Disabled: {
+      Scoped<int> off(m.disabled, m.disabled + 1);
+      return PyObject_Vectorcall(o->wrapped, args, nargsf, kwnames);
+    }
+    case ModeKind::RunOnly: {
+      Scoped<bool> only(m.run_only, true);
+      return PyObject_Vectorcall(o->wrapped, args, nargsf, kwnames);
+    }
+    case ModeKind::DisabledOnce:
+      break;
+  }
+  return PyObject_Vectorcall(o->wrapped, args, nargsf, kwnames);
+}
+
+int traverse_mode(PyObject* o, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(o));
+  Py_VISIT(as_mode(o)->wrapped);
+  Py_VISIT(as_mode(o)->dict);
+  return 0;
+}
+int clear_mode(PyObject* o) {
+  Py_CLEAR(as_mode(o)->dict);
+  return 0;
+}
+void dealloc_mode(PyObject* o) {
+  PyTypeObject* type = Py_TYPE(o);
+  PyObject_GC_UnTrack(o);
+  if (as_mode(o)->weakrefs) PyObject_ClearWeakRefs(o);
+  Py_CLEAR(as_mode(o)->wrapped);
+  Py_CLEAR(as_mode(o)->dict);
+  type->tp_free(o);
+  Py_DECREF(type);
+}
+
+py::Ref make_mode(PyObject* target, ModeKind kind) {
+  PyTypeObject* type = mode_type();
+  if (!type) throw py::PythonError{};
+  py::Ref made = py::check(type->tp_alloc(type, 0));
+  ModeObject* o = as_mode(made.get());
+  o->vectorcall = &call_mode;
+  o->wrapped = Py_NewRef(target);
+  o->kind = kind;
+  for (const char* name : {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__"}) {
+    py::Ref value = py::Ref::steal(PyObject_GetAttrString(target, name));
+    if (!value)
+      PyErr_Clear();
+    else if (PyObject_SetAttrString(made.get(), name, value.get()) < 0)
+      throw py::PythonError{};
+  }
+  return made;
+}
+
+}  // namespace
+
+PyTypeObject* mode_type() {
+  static PyTypeObject* type = [] {
+    static PyMemberDef members[] = {
+        {"__vectorcalloffset__", T_PYSSIZET, offsetof(ModeObject, vectorcall), READONLY, nullptr},
+        {"__dictoffset__", T_PYSSIZET, offsetof(ModeObject, dict), READONLY, nullptr},
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(ModeObject, weakrefs), READONLY, nullptr},
+        {"__wrapped__", T_OBJECT, offsetof(ModeObject, wrapped), READONLY, "what it calls"},
+        {nullptr, 0, 0, 0, nullptr}};
+    static PyGetSetDef getset[] = {{"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
+                                   {nullptr, nullptr, nullptr, nullptr, nullptr}};
+    PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_mode)},
+                           {Py_tp_traverse, reinterpret_cast<void*>(&traverse_mode)},
+                           {Py_tp_clear, reinterpret_cast<void*>(&clear_mode)},
+                           {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+                           {Py_tp_descr_get, reinterpret_cast<void*>(&bind_method)},
+                           {Py_tp_members, members},
+                           {Py_tp_getset, getset},
+                           {0, nullptr}};
+    PyType_Spec spec = {
+        "kiln._C.ModeCallable", sizeof(ModeObject), 0,
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
+    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  }();
+  return type;
+}
+
+py::Ref make_disabled(PyObject* target, bool recursive) {
+  if (!recursive) {
+    PyObject* function = PyMethod_Check(target) ? PyMethod_GET_FUNCTION(target) : target;
+    if (PyFunction_Check(function))
+      if (CodeInfo* info = code_info(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))))
+        info->internal = true;
+  }
+  return make_mode(target, recursive ? ModeKind::Disabled : ModeKind::DisabledOnce);
+}
+py::Ref make_run(PyObject* target) { return make_mode(target, ModeKind::RunOnly); }
+
+}  // namespace kiln::frame

@@ -1,0 +1,271 @@
+#include "python/frame/compile.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "base/bisect.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/timer.h"
+#include "compiler/compile.h"
+#include "python/capture/capture.h"
+#include "python/cpython/py311.h"
+#include "python/frame/bytecode/code.h"
+#include "python/frame/errors.h"
+#include "python/frame/records.h"
+#include "python/frame/resume.h"
+#include "python/pch.h"
+
+namespace kiln::compiler {
+__attribute__((weak)) std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph&,
+                                                                                const std::vector<at::Tensor>&,
+                                                                                GraphCompiler);
+}
+
+namespace kiln::frame {
+
+using capture::CaptureResult;
+using capture::Exit;
+
+namespace {
+
+ToFx to_fx = nullptr;
+
+std::string utf8(PyObject* o) {
+  const char* s = PyUnicode_AsUTF8(o);
+  if (s) return s;
+  PyErr_Clear();
+  return "?";
+}
+
+/// Puts back a Python exception that travelled through C++ code as a C++ one.
+void restore_python_error(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (pybind11::error_already_set& e) {
+    e.restore();
+  } catch (python_error& e) {
+    e.restore();
+  } catch (...) {
+  }
+}
+
+/// Ctrl-C during a compile stops it.
+void check_signals() {
+  if (PyErr_CheckSignals() < 0) throw py::PythonError{};
+}
+
+std::string reason_text(const capture::BreakReason& r) {
+  std::string s = r.cause;
+  if (!r.file.empty()) s += "\n  at " + r.file + ":" + std::to_string(r.line);
+  if (!r.hint.empty()) s += "\n  hint: " + r.hint;
+  if (!r.stack.empty()) s += "\n" + r.stack;
+  if (!r.id.empty()) s += (s.back() == '\n' ? "  [" : "\n  [") + r.id + "]";
+  return s;
+}
+
+/// Outputs that no recipe uses (values of dead locals) are not computed.
+void drop_unused_outputs(CaptureResult& result, LeaveProgram& leave) {
+  if (!result.traced) return;
+  const size_t count = result.traced->outputs().size();
+  const std::vector<int64_t>& used = leave.used_outputs();
+  if (used.size() == count) return;
+  std::vector<int64_t> map(count, -1);
+  for (size_t i = 0; i < used.size(); ++i) map.at(static_cast<size_t>(used[i])) = static_cast<int64_t>(i);
+  for (graph::Graph* g : {result.traced.get(), result.torch_level.get()}) {
+    if (!g || g->outputs().size() != count) continue;
+    std::vector<graph::Arg> kept;
+    for (int64_t i : used) kept.push_back(g->outputs()[static_cast<size_t>(i)]);
+    g->outputs() = std::move(kept);
+  }
+  leave.renumber_outputs(map);
+}
+
+void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
+  if (!result.traced) return;
+  if (!config.backend) {
+    StageTimer timer("backend");
+    std::vector<at::Tensor> examples;
+    for (const py::Ref& o : result.example_inputs) examples.push_back(THPVariable_Unpack(o.get()));
+    if (!compiler::compile_traced) throw Unsupported("no compiler");
+    entry.graph = compiler::compile_traced(*result.traced, examples);
+    return;
+  }
+  KILN_CHECK(to_fx && result.torch_level, "there is no torch-level graph for the backend");
+  py::Ref module, examples;
+  {
+    StageTimer timer("fx");
+    module = to_fx(*result.torch_level, result.torch_targets);
+    examples = py::check(PyList_New(0));
+    for (const py::Ref& o : result.example_inputs)
+      if (PyList_Append(examples.get(), o.get()) < 0) throw py::PythonError{};
+  }
+  StageTimer timer("backend");
+  PyObject* args[] = {module.get(), examples.get()};
+  entry.python_graph = py::check(PyObject_Vectorcall(config.backend.get(), args, 2, nullptr));
+}
+
+/// Logs and the record for kiln.explain.
+void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, const Continuation* continuation,
+          const std::string& graph_text) {
+  const std::string place = place_of(code);
+  std::string bytecode;
+  if (result.exit.kind == Exit::Kind::Break) log_artifact(Topic::graph_breaks, place, reason_text(result.exit.reason));
+  if (log_enabled(Topic::bytecode) || (recording() && continuation)) {
+    bytecode = "original:\n" + bytecode::disassemble(reinterpret_cast<PyObject*>(code));
+    if (continuation) {
+      bytecode += "\nafter graph break (the compiled graph has run; .state holds what it left):\n" +
+                  bytecode::disassemble(continuation->code.get());
+      for (const py::Ref& r : continuation->resume_codes)
+        bytecode +=
+            "\n" + utf8(reinterpret_cast<PyCodeObject*>(r.get())->co_name) + ":\n" + bytecode::disassemble(r.get());
+    } else {
+      bytecode += "\nmodified: none, the compiled graph returns the function's result\n";
+    }
+    log_artifact(Topic::bytecode, place, bytecode);
+  }
+  if (log_enabled(Topic::guards)) {
+    std::string text;
+    for (const auto& g : entry.tree.guards()) text += g.text() + "\n";
+    log_artifact(Topic::guards, place, text);
+  }
+  if (!graph_text.empty()) log_artifact(Topic::graph, place, graph_text);
+  if (!recording()) return;
+  Record r;
+  r.function = utf8(code->co_qualname);
+  r.file = utf8(code->co_filename);
+  r.line = code->co_firstlineno;
+  r.graph = graph_text;
+  if (result.torch_level) {
+    for (const auto& n : result.torch_level->nodes())
+      if (n->kind == graph::NodeKind::Call) r.ops.push_back(n->op.name());
+    r.dot.push_back(graph::to_dot(*result.torch_level));
+  }
+  if (result.traced) r.aten.push_back(graph::print(*result.traced));
+  for (const auto& g : entry.tree.guards()) r.guards.push_back(g.text());
+  r.has_break = result.exit.kind == Exit::Kind::Break;
+  r.reason = result.exit.reason;
+  r.stages = stage_times();
+  r.bytecode = bytecode;
+  if (entry.graph) r.artifact = entry.graph->describe();
+  add_record(std::move(r));
+}
+
+EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const Config& config) {
+  PyCodeObject* code = frame->f_code;
+  stage_times().clear();
+  CaptureResult result;
+  {
+    StageTimer timer("capture");
+    capture::CaptureOptions options;
+    options.fullgraph = config.fullgraph;
+    result = capture::capture_frame(tstate, frame, options);
+  }
+  check_signals();
+  const bool breaks = result.exit.kind == Exit::Kind::Break;
+  if (breaks && config.fullgraph) {
+    log_artifact(Topic::graph_breaks, place_of(code), reason_text(result.exit.reason));
+    raise("GraphBreakError",
+          "graph break in a function compiled with fullgraph=True: " + reason_text(result.exit.reason));
+  }
+  Continuation continuation;
+  std::vector<guards::SourcePtr> wanted;
+  for (const auto& input : result.inputs) wanted.push_back(input.source);
+  std::vector<capture::RecipePtr> results;
+  if (breaks) {
+    StageTimer timer("resume");
+    continuation = make_continuation(code, result.exit);
+    results = continuation.results;
+  } else {
+    results.push_back(result.exit.value);
+  }
+  auto leave = std::make_unique<LeaveProgram>(results, result.side_effects, wanted);
+  drop_unused_outputs(result, *leave);
+  // Backends may change the graph they are given.
+  std::string graph_text;
+  if (result.torch_level && (recording() || log_enabled(Topic::graph))) graph_text = graph::print(*result.torch_level);
+  auto entry = std::make_shared<Entry>(result.guards, wanted);
+  entry->num_inputs = result.inputs.size();
+  entry->leave = std::move(leave);
+  entry->continuation = continuation.code;
+  if (result.traced) entry->num_outputs = result.traced->outputs().size();
+  compile_graph(result, config, *entry);
+  check_signals();
+  tell(code, result, *entry, breaks ? &continuation : nullptr, graph_text);
+  return entry;
+}
+
+/// The guards that failed for this call, one line for each entry.
+std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& cache) {
+  guards::Call call{frame->localsplus, code->co_nlocalsplus - code->co_nfreevars, frame->f_func->func_closure,
+                    code->co_nlocalsplus - code->co_nfreevars};
+  std::string text;
+  for (size_t i = 0; i < cache.entries.size(); ++i) {
+    const std::string failure = cache.entries[i]->tree.failure(call);
+    text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? "no guard fails" : failure) +
+            "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+void set_to_fx(ToFx f) { to_fx = f; }
+
+std::string place_of(PyCodeObject* code) {
+  return utf8(code->co_qualname) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
+}
+
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& config,
+                       bool root) {
+  PyCodeObject* code = frame->f_code;
+  const std::string place = place_of(code);
+  // Nothing that runs for the compile itself is to be compiled.
+  Scoped<ConfigPtr> quiet(mode().config, nullptr);
+  OptionScope scope(*config);
+  if (!cache.entries.empty() && log_enabled(Topic::recompiles))
+    log_artifact(Topic::recompiles, place, failures(code, frame, cache));
+  if (cache.compiles >= options().recompile_limit) {
+    const std::string text =
+        "kiln: " + place + " was compiled " + std::to_string(cache.compiles) +
+        " times, the recompile limit; other calls run in eager from now on. Guards that failed this time:\n" +
+        failures(code, frame, cache) +
+        "Hint: raise kiln.config.recompile_limit, or make what changes a tensor. KILN_LOGS=recompiles shows each.";
+    if (config->fullgraph) raise("RecompileLimit", text);
+    cache.eager = true;
+    warn_once("limit " + place, text);
+    return nullptr;
+  }
+  if (!bisect_allows(BisectUnit::Function, place)) {
+    cache.eager = true;
+    return nullptr;
+  }
+  try {
+    EntryPtr entry = build(tstate, frame, cache, *config);
+    entry->id = cache.compiles++;
+    cache.entries.insert(cache.entries.begin(), entry);
+    return entry;
+  } catch (const py::PythonError&) {
+    throw;
+  } catch (const Unsupported& e) {
+    if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " as one graph: " + e.what());
+    cache.eager = true;
+    log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + e.what());
+    if (root) warn_once("unsupported " + place, "kiln: " + place + " runs in eager: " + e.what());
+  } catch (const UserError& e) {
+    raise("UserError", e.what());
+  } catch (const std::exception& e) {
+    const auto* c10_error = dynamic_cast<const c10::Error*>(&e);
+    const std::string what = c10_error ? c10_error->what_without_backtrace() : e.what();
+    restore_python_error(std::current_exception());
+    // Ctrl-C and sys.exit are the user's.
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw py::PythonError{};
+    PyErr_Clear();
+    if (options().strict) raise("InternalError", "compiling " + place + " failed: " + what);
+    cache.eager = true;
+    warn_once("internal " + place, "kiln: compiling " + place + " failed, it runs in eager. This is a bug of kiln's: " +
+                                       what + "\nHint: KILN_STRICT=1 raises the error instead.");
+  }
+  return nullptr;
+}
+
+}  // namespace kiln::frame

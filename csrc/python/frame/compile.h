@@ -1,0 +1,24 @@
+#pragma once
+#include <Python.h>
+
+#include "python/frame/cache.h"
+
+struct _PyInterpreterFrame;
+
+namespace kiln::frame {
+
+/// Makes a torch.fx.GraphModule of a torch-level graph, for Python backends; set by the bindings.
+using ToFx = py::Ref (*)(const graph::Graph& graph, const std::vector<py::Ref>& targets);
+void set_to_fx(ToFx to_fx);
+
+/// Captures `frame`, compiles what was captured and adds an entry to `cache`. Null if the frame is to run in eager; why
+/// was said then, once. Throws py::PythonError for what the user must see: a graph break under fullgraph, a backend's
+/// error, a KeyboardInterrupt, kiln's own failures under options().strict.
+/// `root`: the function that the user asked to compile, rather than one called from its eager parts.
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& config,
+                       bool root);
+
+/// "name (file:line)" of a code object.
+std::string place_of(PyCodeObject* code);
+
+}  // namespace kiln::frame

@@ -1,0 +1,238 @@
+#include "python/frame/hook.h"
+
+#include "base/error.h"
+#include "base/options.h"
+#include "python/capture/capture.h"
+#include "python/cpython/py311.h"
+#include "python/frame/compile.h"
+#include "python/frame/errors.h"
+#include "python/frame/resume.h"
+#include "python/frame/skip.h"
+#include "python/pch.h"
+
+namespace kiln::frame {
+namespace {
+
+int hook_depth = 0;                       // under the GIL
+_PyFrameEvalFunction previous = nullptr;  // the evaluator that was installed before
+
+/// The frame that compile_and_run waits for on this thread.
+struct Pending {
+  const Target* target = nullptr;
+};
+Pending& pending() {
+  thread_local Pending p;
+  return p;
+}
+
+PyObject* run_plainly(PyThreadState* tstate, py311::Frame* frame, int throw_flag) {
+  _PyFrameEvalFunction next = previous ? previous : &_PyEval_EvalFrameDefault;
+  return next(tstate, frame, throw_flag);
+}
+
+guards::Call call_of(const Target& t, PyObject* const* locals, int count) {
+  return {locals, count, t.function->func_closure, t.code->co_nlocalsplus - t.code->co_nfreevars};
+}
+
+/// A function object for `code` with the target's globals and closure.
+py::Ref function_for(const Target& t, PyObject* code) {
+  py::Ref f = py::check(PyFunction_New(code, t.function->func_globals));
+  if (t.function->func_closure && PyFunction_SetClosure(f.get(), t.function->func_closure) < 0) throw py::PythonError{};
+  return f;
+}
+
+/// The graph's outputs for the inputs `values`.
+GraphOutputs run_graph(Entry& entry, PyObject* const* values) {
+  GraphOutputs out;
+  if (entry.graph) {
+    std::vector<at::Tensor> inputs;
+    inputs.reserve(entry.num_inputs);
+    for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(THPVariable_Unpack(values[i]));
+    pybind11::gil_scoped_release no_gil;
+    out.tensors = entry.graph->call(std::move(inputs));
+  } else if (entry.python_graph) {
+    out.python = true;
+    // The backend's own Python code is not to be compiled.
+    Scoped<ConfigPtr> quiet(mode().config, nullptr);
+    std::vector<py::Ref> held;
+    for (size_t i = 0; i < entry.num_inputs; ++i) held.push_back(py::Ref::borrow(values[i]));
+    std::vector<PyObject*> args(values, values + entry.num_inputs);
+    py::Ref result = py::check(PyObject_Vectorcall(entry.python_graph.get(), args.data(), args.size(), nullptr));
+    if (!PyTuple_Check(result.get()) && !PyList_Check(result.get()))
+      raise("BackendError", std::string("a backend's callable returned ") + Py_TYPE(result.get())->tp_name +
+                                "; it must return a tuple or list of the graph's outputs");
+    const Py_ssize_t n = PySequence_Size(result.get());
+    if (n != static_cast<Py_ssize_t>(entry.num_outputs))
+      raise("BackendError", "a backend's callable returned " + std::to_string(n) + " outputs; the graph has " +
+                                std::to_string(entry.num_outputs));
+    for (Py_ssize_t i = 0; i < n; ++i) out.objects.push_back(py::check(PySequence_GetItem(result.get(), i)));
+  }
+  return out;
+}
+
+/// Runs graph, recipes and effects; returns the results.
+std::vector<py::Ref> run_region(Entry& entry, PyObject* const* values, guards::Owned& owned) {
+  // What the recipes read must stay while other code may run.
+  const size_t sources = entry.tree.num_wanted() - entry.num_inputs;
+  std::vector<py::Ref> held;
+  held.reserve(sources);
+  for (size_t i = 0; i < sources; ++i) held.push_back(py::Ref::borrow(values[entry.num_inputs + i]));
+  const GraphOutputs outputs = run_graph(entry, values);
+  return entry.leave->run(outputs, values + entry.num_inputs);
+}
+
+PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& target) {
+  const guards::Call call = call_of(target, frame->localsplus, target.code->co_nlocalsplus - target.code->co_nfreevars);
+  std::vector<PyObject*> values;
+  guards::Owned owned;
+  EntryPtr entry = find_entry(*target.cache, call, values, owned);
+  if (!entry) {
+    if (target.cache->eager || mode().run_only) return run_plainly(tstate, frame, 0);
+    entry = compile_frame(tstate, frame, *target.cache, target.config, target.root);
+    if (!entry) return run_plainly(tstate, frame, 0);
+    values.assign(entry->tree.num_wanted(), nullptr);
+    owned.clear();
+    if (!entry->tree.check(call, values.data(), owned)) {
+      const std::string failure = entry->tree.failure(call);
+      std::erase(target.cache->entries, entry);
+      target.cache->eager = true;
+      const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
+      if (options().strict) throw InternalError(text);
+      warn_once("fresh " + place_of(target.code), "kiln: " + text + "; it runs in eager");
+      return run_plainly(tstate, frame, 0);
+    }
+  }
+  return run_entry(target, std::move(entry), call, values, owned);
+}
+
+bool starts_here(py311::Frame* frame) {
+  return frame->prev_instr == py311::first_instruction(frame->f_code) - 1 && frame->owner == py311::OwnedByThread;
+}
+
+PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag) {
+  if (capture::is_capturing()) return capture::eval_captured_frame(tstate, frame, throw_flag);
+  Mode& m = mode();
+  if (!m.config || m.disabled) return run_plainly(tstate, frame, throw_flag);
+  PyCodeObject* code = frame->f_code;
+  try {
+    if (const Target* wanted = pending().target; wanted && wanted->code == code && starts_here(frame)) {
+      pending().target = nullptr;
+      return run_frame(tstate, frame, *wanted);
+    }
+    if (throw_flag || !starts_here(frame) || (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) ||
+        should_skip(frame))
+      return run_plainly(tstate, frame, throw_flag);
+    CodeInfo* info = code_info(code);
+    if (!info) return run_plainly(tstate, frame, throw_flag);
+    Target target{frame->f_func, code, &info->cache(m.config), m.config, false};
+    if (target.cache->eager) return run_plainly(tstate, frame, throw_flag);
+    return run_frame(tstate, frame, target);
+  } catch (...) {
+    set_python_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+HookScope::HookScope() {
+  if (hook_depth++ > 0) return;
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+  if (now == &eval_frame) return;  // left there below another hook
+  previous = now == &_PyEval_EvalFrameDefault ? nullptr : now;
+  _PyInterpreterState_SetEvalFrameFunc(interpreter, &eval_frame);
+}
+
+HookScope::~HookScope() {
+  if (--hook_depth > 0) return;
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  // If someone else put a hook above ours meanwhile, ours stays below it and passes everything on.
+  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == &eval_frame)
+    _PyInterpreterState_SetEvalFrameFunc(interpreter, previous ? previous : &_PyEval_EvalFrameDefault);
+}
+
+EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyObject*>& values, guards::Owned& owned) {
+  for (size_t i = 0; i < cache.entries.size(); ++i) {
+    Entry& entry = *cache.entries[i];
+    values.resize(entry.tree.num_wanted());
+    owned.clear();
+    if (!entry.tree.check(call, values.data(), owned)) continue;
+    ++entry.hits;
+    // The next call most likely takes the same one.
+    if (i > 0)
+      std::rotate(cache.entries.begin(), cache.entries.begin() + static_cast<long>(i),
+                  cache.entries.begin() + static_cast<long>(i) + 1);
+    return cache.entries[0];
+  }
+  return nullptr;
+}
+
+PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_call, std::vector<PyObject*>& values,
+                    guards::Owned& owned) {
+  if (!entry->continuation) {
+    if (entry->leave->single_output() >= 0) {
+      const GraphOutputs outputs = run_graph(*entry, values.data());
+      return outputs.object(static_cast<size_t>(entry->leave->single_output())).release();
+    }
+    std::vector<py::Ref> results = run_region(*entry, values.data(), owned);
+    KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
+    return results[0].release();
+  }
+  // The frame goes on in plain code, whose calls are compiled in their own right.
+  HookScope hook;
+  Scoped<ConfigPtr> active(mode().config, target.config);
+  guards::Call call = first_call;
+  ResumeCall resume;              // holds the arguments and code of the resume function that runs
+  std::vector<PyObject*> locals;  // its arguments, borrowed
+  for (;;) {
+    std::vector<py::Ref> results = run_region(*entry, values.data(), owned);
+    if (!entry->continuation) {
+      KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
+      return results[0].release();
+    }
+    py::Ref state = py::check(PyTuple_New(static_cast<Py_ssize_t>(results.size())));
+    for (size_t i = 0; i < results.size(); ++i) {
+      KILN_CHECK(results[i], "a local at a graph break has no value");
+      PyTuple_SET_ITEM(state.get(), static_cast<Py_ssize_t>(i), results[i].release());
+    }
+    auto* made = reinterpret_cast<PyFunctionObject*>(entry->continuation_function.get());
+    if (!made || made->func_closure != target.function->func_closure ||
+        made->func_globals != target.function->func_globals)
+      entry->continuation_function = function_for(target, entry->continuation.get());
+    const py::Ref function = entry->continuation_function;
+    const int count = num_arguments(target.code);
+    std::vector<PyObject*> args(call.locals, call.locals + count);
+    args.push_back(state.get());
+    owned.clear();
+    results.clear();
+    py::Ref result = py::Ref::steal(PyObject_Vectorcall(function.get(), args.data(), args.size(), nullptr));
+    if (!result) return nullptr;
+    ResumeCall next;
+    if (!take_resume_call(result.get(), &next)) return result.release();
+    result = py::Ref();
+    state = py::Ref();
+    resume = std::move(next);
+    locals.clear();
+    for (const py::Ref& a : resume.args) locals.push_back(a.get());
+    target.code = reinterpret_cast<PyCodeObject*>(resume.code.get());
+    CodeInfo* info = code_info(target.code);
+    if (!info) throw py::PythonError{};
+    target.cache = &info->cache(target.config);
+    call = call_of(target, locals.data(), static_cast<int>(locals.size()));
+    entry = find_entry(*target.cache, call, values, owned);
+    if (entry) continue;
+    const py::Ref resumed = function_for(target, resume.code.get());
+    const auto invoke = [&] { return PyObject_Vectorcall(resumed.get(), locals.data(), locals.size(), nullptr); };
+    return compile_and_run(target, invoke);
+  }
+}
+
+PyObject* compile_and_run(const Target& target, const std::function<PyObject*()>& invoke) {
+  HookScope hook;
+  Scoped<ConfigPtr> active(mode().config, target.config);
+  Scoped<const Target*> wait(pending().target, &target);
+  return invoke();
+}
+
+}  // namespace kiln::frame

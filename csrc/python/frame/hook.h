@@ -1,0 +1,38 @@
+#pragma once
+#include <Python.h>
+
+#include "python/frame/cache.h"
+
+struct _PyInterpreterFrame;
+
+namespace kiln::frame {
+
+/// A frame about to run that kiln may run instead: code, where its free variables are, and where its entries live.
+struct Target {
+  PyFunctionObject* function = nullptr;  // borrowed; its closure and globals are the frame's
+  PyCodeObject* code = nullptr;          // the function's own, or that of a resume function made from it
+  CodeCache* cache = nullptr;
+  ConfigPtr config;
+  bool root = false;  // what the user asked to compile
+};
+
+/// The entry of `target` whose guards hold for `call`, with what it delivers; null if there is none.
+EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyObject*>& values, guards::Owned& owned);
+/// Runs a found entry, and what follows it up to the frame's end: the breaking instruction, resume functions. A new
+/// reference, or null with a Python exception set.
+PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& call, std::vector<PyObject*>& values,
+                    guards::Owned& owned);
+/// Lets `invoke` make the Python call whose frame is `target`'s, captures that frame, and runs what was compiled, or
+/// runs the frame as it is if it cannot be compiled.
+PyObject* compile_and_run(const Target& target, const std::function<PyObject*()>& invoke);
+
+/// Keeps kiln's evaluator installed (PEP 523) for a scope; nests. The one that was installed before is called for every
+/// frame that kiln leaves alone, and is put back at the end.
+class HookScope {
+ public:
+  HookScope();
+  ~HookScope();
+  HookScope(const HookScope&) = delete;
+};
+
+}  // namespace kiln::frame

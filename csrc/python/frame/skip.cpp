@@ -1,0 +1,127 @@
+#include "python/frame/skip.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "python/cpython/py311.h"
+#include "python/frame/cache.h"
+#include "python/pch.h"
+
+namespace kiln::frame {
+namespace {
+
+/// Packages below site-packages whose frames never hold a user's tensor program.
+constexpr std::string_view skipped_packages[] = {"numpy",  "scipy",     "sklearn", "pandas",  "matplotlib", "PIL",
+                                                 "pytest", "_pytest",   "pluggy",  "rich",    "typer",      "jinja2",
+                                                 "tqdm",   "packaging", "sympy",   "networkx"};
+/// Parts of PyTorch that are written like users' programs.
+constexpr std::string_view torch_kept[] = {"nn/", "optim/", "distributions/", "ao/nn/"};
+
+std::string folder_of_module(const char* name) {
+  py::Ref module = py::Ref::steal(PyImport_ImportModule(name));
+  py::Ref file = module ? py::Ref::steal(PyObject_GetAttrString(module.get(), "__file__")) : py::Ref();
+  const char* path = file ? PyUnicode_AsUTF8(file.get()) : nullptr;
+  std::string folder = path ? path : "";
+  PyErr_Clear();
+  return folder.substr(0, folder.rfind('/') + 1);
+}
+
+struct Folders {
+  std::string library = folder_of_module("os"), torch = folder_of_module("torch"), kiln = folder_of_module("kiln");
+  std::string site = torch.substr(0, torch.size() - std::string_view("torch/").size());
+};
+
+const Folders* folders = nullptr;
+PyTypeObject* module_type = nullptr;
+
+bool holds_tensor(PyObject* o, int depth) {
+  if (!o) return false;
+  if (THPVariable_Check(o)) return true;
+  if (module_type && PyType_IsSubtype(Py_TYPE(o), module_type)) return true;
+  if (depth == 0) return false;
+  if (PyCell_Check(o)) return holds_tensor(PyCell_GET(o), depth);
+  if (PyTuple_Check(o) || PyList_Check(o)) {
+    const Py_ssize_t n = std::min<Py_ssize_t>(Py_SIZE(o), 16);
+    for (Py_ssize_t i = 0; i < n; ++i)
+      if (holds_tensor(PyTuple_Check(o) ? PyTuple_GET_ITEM(o, i) : PyList_GET_ITEM(o, i), depth - 1)) return true;
+  } else if (PyDict_Check(o)) {
+    Py_ssize_t at = 0;
+    PyObject *k, *v;
+    for (int i = 0; i < 16 && PyDict_Next(o, &at, &k, &v); ++i)
+      if (holds_tensor(v, depth - 1)) return true;
+  }
+  return false;
+}
+
+bool names_torch(PyCodeObject* code, PyObject* globals) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_names); ++i) {
+    PyObject* value = PyDict_GetItemWithError(globals, PyTuple_GET_ITEM(code->co_names, i));
+    if (!value) {
+      PyErr_Clear();
+      continue;
+    }
+    if (!PyModule_Check(value)) continue;
+    const char* name = PyModule_GetName(value);
+    if (!name)
+      PyErr_Clear();
+    else if (std::string_view(name).starts_with("torch"))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void init_skip() {
+  if (folders) return;
+  folders = new Folders();
+  py::Ref nn = py::Ref::steal(PyImport_ImportModule("torch.nn"));
+  py::Ref type = nn ? py::Ref::steal(PyObject_GetAttrString(nn.get(), "Module")) : py::Ref();
+  PyErr_Clear();
+  module_type = reinterpret_cast<PyTypeObject*>(type.release());
+}
+
+PyTypeObject* nn_module_type() { return module_type; }
+
+bool skipped_file(PyCodeObject* code) {
+  const char* utf8 = PyUnicode_AsUTF8(code->co_filename);
+  if (!utf8) {
+    PyErr_Clear();
+    return true;
+  }
+  const std::string_view file = utf8;
+  if (file.starts_with("<frozen")) return true;
+  const auto below = [&](const std::string& folder) { return !folder.empty() && file.starts_with(folder); };
+  if (below(folders->kiln)) return true;
+  if (below(folders->torch)) {
+    for (std::string_view kept : torch_kept)
+      if (file.substr(folders->torch.size()).starts_with(kept)) return false;
+    return true;
+  }
+  if (below(folders->site)) {
+    const std::string_view rest = file.substr(folders->site.size());
+    for (std::string_view p : skipped_packages)
+      if (rest.starts_with(p) && rest.substr(p.size()).starts_with("/")) return true;
+    return false;
+  }
+  return below(folders->library) && file.find("/site-packages/") == std::string_view::npos;
+}
+
+bool should_skip(_PyInterpreterFrame* frame) {
+  PyCodeObject* code = frame->f_code;
+  CodeInfo* info = code_info(code);
+  if (!info || info->internal) return true;
+  if (info->skip == CodeInfo::Skip::Unknown) info->skip = skipped_file(code) ? CodeInfo::Skip::Yes : CodeInfo::Skip::No;
+  if (info->skip == CodeInfo::Skip::Yes) return true;
+  if (info->resume) return false;
+  const int slots = code->co_nlocalsplus - code->co_nfreevars;
+  for (int i = 0; i < slots; ++i)
+    if (holds_tensor(frame->localsplus[i], 2)) return false;
+  if (PyObject* closure = frame->f_func->func_closure)
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i)
+      if (holds_tensor(PyTuple_GET_ITEM(closure, i), 2)) return false;
+  return !names_torch(code, frame->f_globals);
+}
+
+}  // namespace kiln::frame

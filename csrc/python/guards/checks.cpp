@@ -1,0 +1,169 @@
+#include "python/guards/checks.h"
+
+#include <cstring>
+
+#include "aten/convert.h"
+#include "python/guards/text.h"
+#include "python/pch.h"
+
+namespace kiln::guards {
+namespace {
+
+bool leaf(const c10::TensorImpl* impl, const at::Tensor& t) {
+  auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta());
+  if (!meta) return true;
+  // A view's grad_fn is made anew after its base was written; only the slow path knows that.
+  if (meta->is_view_) return t.grad_fn() == nullptr;
+  return meta->grad_fn_ == nullptr;
+}
+
+}  // namespace
+
+TensorFacts tensor_facts(const Guard& guard) {
+  TensorFacts f;
+  f.type = reinterpret_cast<PyTypeObject*>(guard.object.get());
+  f.key_set = guard.number;
+  f.scalar_type = guard.meta.dtype == DType::Opaque ? -1 : static_cast<int16_t>(aten::scalar_type_of(guard.meta.dtype));
+  const bool known = guard.meta.device.type != graph::DeviceType::Other;
+  f.device_type = known ? static_cast<int16_t>(aten::to_device(guard.meta.device).type()) : -1;
+  f.device_index = guard.meta.device.index;
+  f.dim = static_cast<int16_t>(guard.meta.sizes.size());
+  f.requires_grad = guard.meta.requires_grad;
+  f.is_leaf = guard.is_leaf;
+  f.sizes_strides = guard.meta.sizes;
+  f.sizes_strides.insert(f.sizes_strides.end(), guard.meta.strides.begin(), guard.meta.strides.end());
+  return f;
+}
+
+bool check_tensor(PyObject* o, const TensorFacts& f) {
+  if (f.type ? Py_TYPE(o) != f.type : !THPVariable_Check(o)) return false;
+  const at::Tensor& t = THPVariable_Unpack(o);
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (f.key_set && impl->key_set().raw_repr() != f.key_set) return false;
+  if (f.scalar_type >= 0 && static_cast<int16_t>(impl->dtype().toScalarType()) != f.scalar_type) return false;
+  if (impl->has_symbolic_sizes_strides() || impl->dim() != f.dim) return false;
+  if (f.device_type >= 0) {
+    const c10::Device device = impl->device();
+    if (static_cast<int16_t>(device.type()) != f.device_type || device.index() != f.device_index) return false;
+  }
+  const size_t bytes = static_cast<size_t>(f.dim) * sizeof(int64_t);
+  if (f.dim) {
+    if (std::memcmp(impl->sizes().data(), f.sizes_strides.data(), bytes) != 0) return false;
+    if (f.sizes_strides.size() > static_cast<size_t>(f.dim) && impl->layout() == at::kStrided &&
+        std::memcmp(impl->strides().data(), f.sizes_strides.data() + f.dim, bytes) != 0)
+      return false;
+  }
+  if (impl->requires_grad() != f.requires_grad) return false;
+  return leaf(impl, t) == f.is_leaf;
+}
+
+std::string explain_tensor(PyObject* o, const TensorFacts& f) {
+  const auto differ = [](const std::string& what, const std::string& expected, const std::string& got) {
+    return what + ": expected " + expected + ", got " + got;
+  };
+  if (!THPVariable_Check(o)) return differ("type", "a tensor", Py_TYPE(o)->tp_name);
+  if (f.type && Py_TYPE(o) != f.type) return differ("class", f.type->tp_name, Py_TYPE(o)->tp_name);
+  const at::Tensor& t = THPVariable_Unpack(o);
+  if (f.scalar_type >= 0 && static_cast<int16_t>(t.scalar_type()) != f.scalar_type)
+    return differ("dtype", c10::toString(static_cast<at::ScalarType>(f.scalar_type)), c10::toString(t.scalar_type()));
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (impl->has_symbolic_sizes_strides()) return "its sizes are symbolic";
+  if (impl->dim() != f.dim) return differ("rank", std::to_string(f.dim), std::to_string(impl->dim()));
+  for (int64_t i = 0; i < f.dim; ++i)
+    if (impl->sizes()[i] != f.sizes_strides[i])
+      return differ("size " + std::to_string(i), std::to_string(f.sizes_strides[i]), std::to_string(impl->sizes()[i]));
+  if (impl->layout() == at::kStrided && f.sizes_strides.size() > static_cast<size_t>(f.dim))
+    for (int64_t i = 0; i < f.dim; ++i)
+      if (impl->strides()[i] != f.sizes_strides[f.dim + i])
+        return differ("stride " + std::to_string(i), std::to_string(f.sizes_strides[f.dim + i]),
+                      std::to_string(impl->strides()[i]));
+  if (f.device_type >= 0 &&
+      (static_cast<int16_t>(impl->device().type()) != f.device_type || impl->device().index() != f.device_index))
+    return "device differs, got " + impl->device().str();
+  if (impl->requires_grad() != f.requires_grad)
+    return differ("requires_grad", f.requires_grad ? "True" : "False", f.requires_grad ? "False" : "True");
+  if (leaf(impl, t) != f.is_leaf) return f.is_leaf ? "it is no longer a leaf" : "it is a leaf now";
+  if (f.key_set && impl->key_set().raw_repr() != f.key_set)
+    return differ("dispatch keys", c10::toString(c10::DispatchKeySet(c10::DispatchKeySet::RAW, f.key_set)),
+                  c10::toString(impl->key_set()));
+  return "";
+}
+
+bool same_constant(PyObject* a, PyObject* b) {
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyFloat_CheckExact(a)) {
+    const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (a == b) return true;
+  if (PyLong_CheckExact(a)) {
+    const Py_ssize_t n = Py_SIZE(a);
+    if (n != Py_SIZE(b)) return false;
+    const auto* x = reinterpret_cast<PyLongObject*>(a);
+    const auto* y = reinterpret_cast<PyLongObject*>(b);
+    return std::memcmp(x->ob_digit, y->ob_digit, static_cast<size_t>(n < 0 ? -n : n) * sizeof(digit)) == 0;
+  }
+  if (PyUnicode_CheckExact(a)) return PyUnicode_Compare(a, b) == 0;
+  if (PyComplex_CheckExact(a)) {
+    const Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (PyTuple_Check(a)) {
+    // torch.Size is a tuple of ints as well.
+    const Py_ssize_t n = PyTuple_GET_SIZE(a);
+    if (n != PyTuple_GET_SIZE(b)) return false;
+    for (Py_ssize_t i = 0; i < n; ++i)
+      if (!same_constant(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+    return true;
+  }
+  if (PySlice_Check(a)) {
+    auto* x = reinterpret_cast<PySliceObject*>(a);
+    auto* y = reinterpret_cast<PySliceObject*>(b);
+    return same_constant(x->start, y->start) && same_constant(x->stop, y->stop) && same_constant(x->step, y->step);
+  }
+  if (PyFrozenSet_CheckExact(a)) {
+    if (PySet_GET_SIZE(a) != PySet_GET_SIZE(b)) return false;
+    // Both orders follow the hashes; equal sets built alike iterate alike, and others are told apart at worst.
+    Py_ssize_t i = 0, j = 0;
+    PyObject *x, *y;
+    Py_hash_t hash;
+    while (_PySet_NextEntry(a, &i, &x, &hash)) {
+      if (!_PySet_NextEntry(b, &j, &y, &hash) || !same_constant(x, y)) return false;
+    }
+    return true;
+  }
+  if (Py_TYPE(a)->tp_flags & Py_TPFLAGS_HEAPTYPE) return false;
+  py::Ref r = py::Ref::steal(PyObject_RichCompare(a, b, Py_EQ));
+  if (!r) {
+    PyErr_Clear();
+    return false;
+  }
+  return r.get() == Py_True;
+}
+
+bool may_overlap(PyObject* a, PyObject* b) {
+  const at::Tensor& x = THPVariable_Unpack(a);
+  const at::Tensor& y = THPVariable_Unpack(b);
+  if (!x.has_storage() || !y.has_storage()) return x.is_same(y);
+  const c10::StorageImpl* sx = x.storage().unsafeGetStorageImpl();
+  const c10::StorageImpl* sy = y.storage().unsafeGetStorageImpl();
+  if (x.numel() == 0 || y.numel() == 0) return false;
+  if (sx == sy) {
+    const auto extent = [](const at::Tensor& t) {
+      int64_t last = 0;
+      for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+      const int64_t start = t.storage_offset() * static_cast<int64_t>(t.element_size());
+      return std::pair(start, start + (last + 1) * static_cast<int64_t>(t.element_size()));
+    };
+    const auto [x0, x1] = extent(x);
+    const auto [y0, y1] = extent(y);
+    return x0 < y1 && y0 < x1;
+  }
+  // Two storages may still be one memory (from_numpy, from_dlpack of parts of one buffer).
+  const auto* px = static_cast<const char*>(sx->data());
+  const auto* py = static_cast<const char*>(sy->data());
+  if (!px || !py) return false;
+  return px < py + sy->nbytes() && py < px + sx->nbytes();
+}
+
+}  // namespace kiln::guards

@@ -1,0 +1,33 @@
+#pragma once
+#include <Python.h>
+
+#include "python/guards/guard.h"
+
+namespace kiln::guards {
+
+/// What a tensor guard compares, laid out for speed. Sizes and strides follow each other in one array.
+struct TensorFacts {
+  PyTypeObject* type = nullptr;  // borrowed: the guard holds it
+  uint64_t key_set = 0;
+  int16_t scalar_type = 0;
+  int16_t device_type = 0;
+  int16_t device_index = 0;
+  int16_t dim = 0;
+  bool requires_grad = false;
+  bool is_leaf = true;
+  std::vector<int64_t> sizes_strides;
+};
+/// From a guard of kind Tensor.
+TensorFacts tensor_facts(const Guard& guard);
+/// True if `o` is a tensor of exactly these facts. Runs no Python code. About 10 ns.
+bool check_tensor(PyObject* o, const TensorFacts& facts);
+/// Which fact differs, for the recompile log ("size 0: expected 4, got 5"); empty if none.
+std::string explain_tensor(PyObject* o, const TensorFacts& facts);
+
+/// Guard kind Equals: same type and same value; floats bit for bit. Runs no Python code: objects of classes defined in
+/// Python are compared by identity.
+bool same_constant(PyObject* a, PyObject* b);
+/// True if the memory that the two tensors can reach overlaps, or might.
+bool may_overlap(PyObject* a, PyObject* b);
+
+}  // namespace kiln::guards

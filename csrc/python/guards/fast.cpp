@@ -1,0 +1,207 @@
+#include <unordered_set>
+
+#include "python/cpython/py311.h"
+#include "python/guards/tree.h"
+
+// The fast program of a guard tree: see GuardTree.
+namespace kiln::guards {
+namespace {
+
+bool is_heap(PyTypeObject* t) { return (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0; }
+
+}  // namespace
+
+GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
+  const auto value_of = [&](const Operand& o) { return o.slot >= 0 ? slots_[o.slot] : o.object; };
+  const size_t n = fast_.size();
+  for (size_t i = 0; i < n; ++i) {
+    const Fast& f = fast_[i];
+    failed_fast_ = static_cast<int>(i);
+    switch (f.op) {
+      case FastOp::GlobalState:
+        if (pack_global_state() != f.number) return Outcome::Fails;
+        break;
+      case FastOp::TypeVersion:
+        if (reinterpret_cast<PyTypeObject*>(f.expected)->tp_version_tag != f.number) return Outcome::Fails;
+        break;
+      case FastOp::Fetch: {
+        PyObject* value = fetch(nodes_[f.node], value_of(f.operand), value_of(f.other), call, owned);
+        if (!value) return Outcome::Fails;
+        if (f.pin && value != f.expected) return Outcome::Unknown;
+        if (f.out >= 0) slots_[f.out] = value;
+        break;
+      }
+      case FastOp::TypeIs:
+        if (reinterpret_cast<PyObject*>(Py_TYPE(value_of(f.operand))) != f.expected) return Outcome::Unknown;
+        break;
+      case FastOp::DictPointer:
+        if (*f.where != f.expected) return Outcome::Unknown;
+        break;
+      case FastOp::Stamp:
+        if (py311::dict_version(f.expected) != f.number) return Outcome::Unknown;
+        break;
+      case FastOp::Tensor:
+        if (!check_tensor(value_of(f.operand), facts_[f.guard])) return Outcome::Fails;
+        break;
+      case FastOp::Holds:
+        if (!holds(f.guard, value_of(f.operand), value_of(f.other))) return Outcome::Fails;
+        break;
+    }
+  }
+  return Outcome::Holds;
+}
+
+void GuardTree::make_fast() {
+  fast_.clear();
+  delivered_.clear();
+  failed_fast_ = -1;
+
+  // How a node's value is known to the fast program. `pinned`: it is `object`; `strong`: even the very same live object
+  // with the same immutable content as now, not merely one at the same address.
+  struct Known {
+    bool pinned = false, strong = false, type_checked = false;
+    Operand operand;
+  };
+  std::vector<Known> known(nodes_.size());
+  std::unordered_set<PyObject*> stamped, versioned;
+  int num_slots = 0;
+
+  const auto add = [&](FastOp op, int node) -> Fast& {
+    fast_.push_back({});
+    fast_.back().op = op;
+    fast_.back().node = node;
+    return fast_.back();
+  };
+  const auto check_type = [&](int id, PyTypeObject* type) {
+    if (known[id].type_checked) return;
+    known[id].type_checked = true;
+    if (known[id].strong && !is_heap(type)) return;
+    Fast& f = add(FastOp::TypeIs, id);
+    f.operand = known[id].operand;
+    f.expected = reinterpret_cast<PyObject*>(type);
+    f.pin = true;
+  };
+  /// True if the content of the dict at node `id` is covered by its stamp.
+  const auto stamp = [&](int id) {
+    if (id < 0 || !known[id].pinned || nodes_[id].stamp_moves) return false;
+    PyObject* dict = known[id].operand.object;
+    if (!PyDict_Check(dict)) return false;
+    if (!stamped.insert(dict).second) return true;
+    check_type(id, Py_TYPE(dict));
+    Fast& f = add(FastOp::Stamp, id);
+    f.expected = dict;
+    f.number = py311::dict_version(dict);
+    return true;
+  };
+
+  for (int g : globals_) {
+    Fast& f = add(FastOp::GlobalState, -1);
+    f.guard = g;
+    f.number = guards_[g].number;
+  }
+  for (int id : order_) {
+    const Node& n = nodes_[id];
+    Known& k = known[id];
+    PyObject* value = values_[id];
+    const Known* base = n.parent >= 0 ? &known[n.parent] : nullptr;
+    const auto pin = [&](bool strong) {
+      k.pinned = true;
+      k.strong = strong;
+      k.operand.object = value;
+    };
+    switch (n.kind) {
+      case Source::Kind::Const:
+        pin(true);
+        break;
+      case Source::Kind::Global:
+      case Source::Kind::DictItem:
+      case Source::Kind::DictKeyAt:
+        if (stamp(n.parent)) pin(true);
+        break;
+      case Source::Kind::DictItemAt:
+        if (known[n.key_node].strong && stamp(n.parent)) pin(true);
+        break;
+      case Source::Kind::InstanceDict:
+        if (base->pinned && !n.moves) {
+          check_type(n.parent, Py_TYPE(base->operand.object));
+          Fast& f = add(FastOp::DictPointer, id);
+          f.where = _PyObject_GetDictPtr(base->operand.object);
+          f.expected = value;
+          f.pin = true;
+          pin(false);
+          k.type_checked = true;  // an instance's __dict__ is a dict
+        }
+        break;
+      case Source::Kind::ListItem:
+        if (base->strong && PyTuple_CheckExact(base->operand.object)) pin(true);
+        break;
+      case Source::Kind::Type:
+        if (base->pinned) {
+          check_type(n.parent, reinterpret_cast<PyTypeObject*>(value));
+          pin(false);
+        }
+        break;
+      default:
+        break;
+    }
+    if (!k.pinned) {
+      Fast& f = add(FastOp::Fetch, id);
+      if (base) f.operand = base->operand;
+      if (n.key_node >= 0) f.other = known[n.key_node].operand;
+      // A leaf is checked by itself; only what carries more is worth comparing by address.
+      if (!n.children.empty() && !n.moves) {
+        f.pin = true;
+        f.expected = value;
+        pin(false);
+      } else {
+        f.out = k.operand.slot = num_slots++;
+      }
+    }
+    for (int g : n.checks) {
+      const Guard& guard = guards_[g];
+      switch (guard.kind) {
+        case Guard::Kind::Type:
+          check_type(id, reinterpret_cast<PyTypeObject*>(guard.object.get()));
+          if (versions_[g] && versioned.insert(guard.object.get()).second) {
+            Fast& f = add(FastOp::TypeVersion, -1);
+            f.expected = guard.object.get();
+            f.number = versions_[g];
+          }
+          continue;
+        case Guard::Kind::Is:
+          if (k.pinned) continue;
+          break;
+        case Guard::Kind::Equals:
+          if (k.strong) continue;
+          break;
+        case Guard::Kind::Length:
+          if (k.strong && PyTuple_CheckExact(value)) continue;
+          [[fallthrough]];
+        case Guard::Kind::DictKeys:
+        case Guard::Kind::DictHas:
+        case Guard::Kind::DictLacks:
+          if (stamp(id)) continue;
+          break;
+        default:
+          break;
+      }
+      Fast& f = add(guard.kind == Guard::Kind::Tensor ? FastOp::Tensor : FastOp::Holds, -1);
+      f.guard = g;
+      f.operand = k.operand;
+    }
+  }
+  for (int g : binary_) {
+    const Known& a = known[ends_[g].first];
+    const Known& b = known[ends_[g].second];
+    if (guards_[g].kind != Guard::Kind::NoOverlap && a.pinned && b.pinned) continue;
+    Fast& f = add(FastOp::Holds, -1);
+    f.guard = g;
+    f.operand = a.operand;
+    f.other = b.operand;
+  }
+  for (int id : wanted_) delivered_.push_back(known[id].operand);
+  slots_.assign(static_cast<size_t>(num_slots), nullptr);
+  has_fast_ = true;
+}
+
+}  // namespace kiln::guards

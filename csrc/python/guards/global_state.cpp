@@ -1,0 +1,44 @@
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "python/guards/guard.h"
+#include "python/pch.h"
+
+namespace kiln::guards {
+
+uint64_t pack_global_state() {
+  uint64_t word = 0;
+  int used = 0;
+  const auto put = [&](uint64_t value, int bits) {
+    word |= (value & ((uint64_t{1} << bits) - 1)) << used;
+    used += bits;
+  };
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  put(autograd.get_grad_mode(), 1);
+  put(autograd.get_inference_mode(), 1);
+  put(autograd.get_fw_grad_mode(), 1);
+  const bool cpu = at::autocast::is_autocast_enabled(at::kCPU);
+  const bool cuda = at::autocast::is_autocast_enabled(at::kCUDA);
+  put(cpu, 1);
+  put(cuda, 1);
+  put(cpu ? static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) : 0, 6);
+  put(cuda ? static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) : 0, 6);
+  put((cpu || cuda) && at::autocast::is_autocast_cache_enabled(), 1);
+  put(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 6);
+  const at::Context& context = at::globalContext();
+  put(context.deterministicAlgorithms(), 1);
+  put(context.deterministicAlgorithmsWarnOnly(), 1);
+  put(context.deterministicFillUninitializedMemory(), 1);
+  put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()), 2);
+  put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::stack_len()), 8);
+  put(static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()), 8);
+  put(at::SavedTensorDefaultHooks::is_enabled(), 1);
+  return word;
+}
+
+}  // namespace kiln::guards

@@ -1,0 +1,85 @@
+#include "python/guards/guard.h"
+
+#include "base/dtype.h"
+#include "python/guards/text.h"
+
+namespace kiln::guards {
+namespace {
+
+std::string list_text(const std::vector<int64_t>& values) {
+  std::string s = "[";
+  for (size_t i = 0; i < values.size(); ++i) s += (i ? ", " : "") + std::to_string(values[i]);
+  return s + "]";
+}
+
+const char* device_text(graph::DeviceType t) {
+  switch (t) {
+    case graph::DeviceType::CPU:
+      return "cpu";
+    case graph::DeviceType::CUDA:
+      return "cuda";
+    case graph::DeviceType::Meta:
+      return "meta";
+    case graph::DeviceType::Other:
+      return "other";
+  }
+  return "?";
+}
+
+std::string tensor_text(const graph::TensorMeta& m) {
+  std::string s = std::string(dtype_name(m.dtype)) + list_text(m.sizes) + ", strides " + list_text(m.strides) + ", " +
+                  device_text(m.device.type);
+  if (m.device.index >= 0) s += ":" + std::to_string(m.device.index);
+  return s + (m.requires_grad ? ", requires grad" : "");
+}
+
+}  // namespace
+
+std::string Guard::text() const {
+  const std::string s = source ? source->text() : "";
+  const std::string o = other ? other->text() : "";
+  const std::string v = object ? repr_of(object.get(), 200) : "";
+  std::string t;
+  switch (kind) {
+    case Kind::Type:
+      t = "type(" + s + ") is " + v;
+      break;
+    case Kind::Is:
+      t = s + " is " + v;
+      break;
+    case Kind::Equals:
+      t = s + " == " + v;
+      break;
+    case Kind::Length:
+      t = "len(" + s + ") == " + std::to_string(number);
+      break;
+    case Kind::DictKeys:
+      t = "tuple(" + s + ") == " + v;
+      break;
+    case Kind::DictHas:
+      t = v + " in " + s;
+      break;
+    case Kind::DictLacks:
+      t = v + " not in " + s;
+      break;
+    case Kind::Tensor:
+      t = "tensor(" + s + ": " + tensor_text(meta) + (is_leaf ? "" : ", not a leaf") + ")";
+      break;
+    case Kind::SameObject:
+      t = s + " is " + o;
+      break;
+    case Kind::NotSame:
+      t = s + " is not " + o;
+      break;
+    case Kind::NoOverlap:
+      t = "no_overlap(" + s + ", " + o + ")";
+      break;
+    case Kind::GlobalState:
+      t = "global_state() == " + std::to_string(number);
+      break;
+  }
+  if (!where.empty()) t += "  # " + where;
+  return t;
+}
+
+}  // namespace kiln::guards

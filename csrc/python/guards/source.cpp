@@ -1,0 +1,136 @@
+#include "python/guards/source.h"
+
+#include "python/guards/text.h"
+
+namespace kiln::guards {
+
+std::string repr_of(PyObject* o, size_t limit) {
+  // Called for printing only; a repr that raises must not disturb the caller.
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  std::string text;
+  PyTypeObject* t = Py_TYPE(o);
+  const bool heap = (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
+  // A user's class may have a __repr__ in Python: no user code runs for a printout.
+  if (PyType_Check(o)) {
+    text = reinterpret_cast<PyTypeObject*>(o)->tp_name;
+    if (reinterpret_cast<PyTypeObject*>(o)->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+      auto* heap_type = reinterpret_cast<PyHeapTypeObject*>(o);
+      if (heap_type->ht_qualname) text = PyUnicode_AsUTF8(heap_type->ht_qualname);
+    }
+  } else if (!heap && !PyDict_Check(o) && !PyList_Check(o)) {
+    py::Ref r = py::Ref::steal(PyObject_Repr(o));
+    const char* utf8 = r ? PyUnicode_AsUTF8(r.get()) : nullptr;
+    text = utf8 ? utf8 : "";
+  }
+  if (text.empty()) text = std::string("<") + t->tp_name + " object>";
+  PyErr_Clear();
+  PyErr_Restore(type, value, traceback);
+  if (text.size() > limit) text = text.substr(0, limit) + "...";
+  return text;
+}
+
+std::string Source::text() const {
+  const auto of_base = [&] { return base ? base->text() : std::string("?"); };
+  switch (kind) {
+    case Kind::Local:
+      return "L['" + name + "']";
+    case Kind::Cell:
+      return "C['" + name + "']";
+    case Kind::Global:
+      return "G['" + name + "']";
+    case Kind::Const:
+      return name.empty() ? repr_of(object.get()) : name;
+    case Kind::Attr:
+      return of_base() + "." + name;
+    case Kind::InstanceDict:
+      return of_base() + ".__dict__";
+    case Kind::DictItem:
+      return of_base() + "[" + repr_of(object.get()) + "]";
+    case Kind::DictItemAt:
+      return of_base() + "[" + (key_source ? key_source->text() : "?") + "]";
+    case Kind::ListItem:
+      return of_base() + "[" + std::to_string(index) + "]";
+    case Kind::DictKeyAt:
+      return "list(" + of_base() + ")[" + std::to_string(index) + "]";
+    case Kind::SetItemAt:
+      return "tuple(" + of_base() + ")[" + std::to_string(index) + "]";
+    case Kind::CellContents:
+      return of_base() + ".cell_contents";
+    case Kind::Type:
+      return "type(" + of_base() + ")";
+    case Kind::WeakRef:
+      return of_base() + "()";
+  }
+  return "?";
+}
+
+namespace {
+std::shared_ptr<Source> make(Source::Kind kind, SourcePtr base) {
+  auto s = std::make_shared<Source>();
+  s->kind = kind;
+  s->base = std::move(base);
+  return s;
+}
+}  // namespace
+
+SourcePtr local(int64_t index, std::string name) {
+  auto s = make(Source::Kind::Local, nullptr);
+  s->index = index;
+  s->name = std::move(name);
+  return s;
+}
+SourcePtr cell(int64_t index, std::string name) {
+  auto s = make(Source::Kind::Cell, nullptr);
+  s->index = index;
+  s->name = std::move(name);
+  return s;
+}
+SourcePtr global(PyObject* dict, std::string name) {
+  auto s = make(Source::Kind::Global, nullptr);
+  s->object = py::Ref::borrow(dict);
+  s->name = std::move(name);
+  return s;
+}
+SourcePtr constant(PyObject* object, std::string name) {
+  auto s = make(Source::Kind::Const, nullptr);
+  s->object = py::Ref::borrow(object);
+  s->name = std::move(name);
+  return s;
+}
+SourcePtr attr(SourcePtr base, std::string name) {
+  auto s = make(Source::Kind::Attr, std::move(base));
+  s->name = std::move(name);
+  return s;
+}
+SourcePtr instance_dict(SourcePtr base) { return make(Source::Kind::InstanceDict, std::move(base)); }
+SourcePtr dict_item(SourcePtr base, PyObject* key) {
+  auto s = make(Source::Kind::DictItem, std::move(base));
+  s->object = py::Ref::borrow(key);
+  return s;
+}
+SourcePtr dict_item_at(SourcePtr base, SourcePtr key) {
+  auto s = make(Source::Kind::DictItemAt, std::move(base));
+  s->key_source = std::move(key);
+  return s;
+}
+SourcePtr list_item(SourcePtr base, int64_t index) {
+  auto s = make(Source::Kind::ListItem, std::move(base));
+  s->index = index;
+  return s;
+}
+SourcePtr dict_key_at(SourcePtr base, int64_t index) {
+  auto s = make(Source::Kind::DictKeyAt, std::move(base));
+  s->index = index;
+  return s;
+}
+SourcePtr set_item_at(SourcePtr base, int64_t index) {
+  auto s = make(Source::Kind::SetItemAt, std::move(base));
+  s->index = index;
+  return s;
+}
+SourcePtr cell_contents(SourcePtr base) { return make(Source::Kind::CellContents, std::move(base)); }
+SourcePtr type_of(SourcePtr base) { return make(Source::Kind::Type, std::move(base)); }
+SourcePtr weakref(SourcePtr base) { return make(Source::Kind::WeakRef, std::move(base)); }
+
+}  // namespace kiln::guards

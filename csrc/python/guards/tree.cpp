@@ -1,0 +1,316 @@
+#include "python/guards/tree.h"
+
+#include "base/error.h"
+#include "python/cpython/py311.h"
+#include "python/guards/text.h"
+
+namespace kiln::guards {
+namespace {
+
+/// A key that is equal for equal steps from one parent.
+std::string step_key(const Source& s, int parent, int key_node) {
+  std::string k = std::to_string(static_cast<int>(s.kind)) + "/" + std::to_string(parent) + "/" +
+                  std::to_string(s.index) + "/" + std::to_string(key_node) + "/";
+  if (s.object && s.kind == Source::Kind::DictItem && PyUnicode_CheckExact(s.object.get()))
+    return k + "s" + PyUnicode_AsUTF8(s.object.get());
+  if (s.object) k += std::to_string(reinterpret_cast<uintptr_t>(s.object.get()));
+  if (s.kind == Source::Kind::Attr) k += "/" + s.name;
+  return k;
+}
+
+}  // namespace
+
+GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wanted) : guards_(std::move(guards)) {
+  facts_.resize(guards_.size());
+  versions_.resize(guards_.size());
+  ends_.resize(guards_.size(), {-1, -1});
+  for (size_t i = 0; i < guards_.size(); ++i) {
+    const Guard& g = guards_[i];
+    if (g.kind == Guard::Kind::Tensor) facts_[i] = tensor_facts(g);
+    if (g.kind == Guard::Kind::Type)
+      versions_[i] = py311::type_version(reinterpret_cast<PyTypeObject*>(g.object.get()));
+    if (g.source) ends_[i].first = add_source(g.source);
+    if (g.other) ends_[i].second = add_source(g.other);
+    if (!g.source)
+      globals_.push_back(static_cast<int>(i));
+    else if (g.other)
+      binary_.push_back(static_cast<int>(i));
+    else
+      nodes_[ends_[i].first].checks.push_back(static_cast<int>(i));
+  }
+  for (const SourcePtr& s : wanted) wanted_.push_back(add_source(s));
+
+  // Roots without children (arguments that are tensors or numbers) come first: they fail most often and cost least.
+  std::vector<int> roots;
+  for (size_t n = 0; n < nodes_.size(); ++n)
+    if (nodes_[n].parent < 0) roots.push_back(static_cast<int>(n));
+  std::stable_partition(roots.begin(), roots.end(),
+                        [&](int n) { return nodes_[n].children.empty() && nodes_[n].kind == Source::Kind::Local; });
+  std::vector<bool> placed(nodes_.size(), false);
+  const auto place = [&](auto&& self, int n) -> void {
+    if (placed[n]) return;
+    if (nodes_[n].parent >= 0) self(self, nodes_[n].parent);
+    if (nodes_[n].key_node >= 0) self(self, nodes_[n].key_node);
+    if (placed[n]) return;
+    placed[n] = true;
+    order_.push_back(n);
+    for (int child : nodes_[n].children) self(self, child);
+  };
+  for (int n : roots) place(place, n);
+  values_.resize(nodes_.size());
+  ids_.clear();
+}
+
+int GuardTree::add_source(const SourcePtr& source) {
+  KILN_CHECK(source != nullptr, "a guard or an input has no source");
+  const int parent = source->base ? add_source(source->base) : -1;
+  const int key_node = source->key_source ? add_source(source->key_source) : -1;
+  const std::string key =
+      source->kind == Source::Kind::Global
+          ? "g" + std::to_string(reinterpret_cast<uintptr_t>(source->object.get())) + "/" + source->name
+          : step_key(*source, parent, key_node);
+  if (auto it = ids_.find(key); it != ids_.end()) return it->second;
+
+  Node node;
+  node.kind = source->kind;
+  node.parent = parent;
+  node.key_node = key_node;
+  node.index = source->index;
+  node.source = source;
+  node.object = source->object;
+  if (source->kind == Source::Kind::Global) {
+    // A global is an item of a constant dict.
+    node.parent = add_source(constant(source->object.get(), "globals()"));
+    node.object = py::check(PyUnicode_InternFromString(source->name.c_str()));
+  }
+  if (source->kind == Source::Kind::Attr) node.object = py::check(PyUnicode_InternFromString(source->name.c_str()));
+  if (source->kind == Source::Kind::DictItem || source->kind == Source::Kind::Global) {
+    node.hash = PyObject_Hash(node.object.get());
+    if (node.hash == -1) {
+      PyErr_Clear();
+      throw InternalError("a source's key cannot be hashed: " + source->text());
+    }
+  }
+  const int id = add_node(std::move(node));
+  ids_.emplace(key, id);
+  return id;
+}
+
+int GuardTree::add_node(Node node) {
+  const int id = static_cast<int>(nodes_.size());
+  if (node.parent >= 0) nodes_[node.parent].children.push_back(id);
+  nodes_.push_back(std::move(node));
+  return id;
+}
+
+PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const Call& call, Owned& owned) const {
+  switch (n.kind) {
+    case Source::Kind::Local:
+      return n.index < call.num_locals ? call.locals[n.index] : nullptr;
+    case Source::Kind::Cell: {
+      PyObject* cell = nullptr;
+      if (n.index >= call.first_free) {
+        const Py_ssize_t i = n.index - call.first_free;
+        cell = call.closure && i < PyTuple_GET_SIZE(call.closure) ? PyTuple_GET_ITEM(call.closure, i) : nullptr;
+      } else if (n.index < call.num_locals) {
+        cell = call.locals[n.index];
+      }
+      // An argument that a nested function uses is put into its cell only by the frame's first instructions.
+      return cell && PyCell_Check(cell) ? PyCell_GET(cell) : cell;
+    }
+    case Source::Kind::Const:
+      return n.object.get();
+    case Source::Kind::Attr: {
+      PyObject* descriptor = _PyType_Lookup(Py_TYPE(base), n.object.get());
+      if (!descriptor || (Py_TYPE(descriptor) != &PyGetSetDescr_Type && Py_TYPE(descriptor) != &PyMemberDescr_Type))
+        return nullptr;
+      PyObject* value = Py_TYPE(descriptor)->tp_descr_get(descriptor, base, reinterpret_cast<PyObject*>(Py_TYPE(base)));
+      if (!value) {
+        PyErr_Clear();
+        return nullptr;
+      }
+      owned.push_back(py::Ref::steal(value));
+      return value;
+    }
+    case Source::Kind::InstanceDict: {
+      PyObject** dict = _PyObject_GetDictPtr(base);
+      if (!dict) return nullptr;
+      if (!*dict) {
+        py::Ref made = py::Ref::steal(PyObject_GenericGetDict(base, nullptr));
+        if (!made) PyErr_Clear();
+      }
+      return *dict;
+    }
+    case Source::Kind::Global:
+    case Source::Kind::DictItem: {
+      if (!PyDict_Check(base)) return nullptr;
+      PyObject* value = _PyDict_GetItem_KnownHash(base, n.object.get(), n.hash);
+      if (!value && PyErr_Occurred()) PyErr_Clear();
+      return value;
+    }
+    case Source::Kind::DictItemAt: {
+      // Only keys that hash and compare without Python code.
+      if (!PyDict_Check(base) || !key) return nullptr;
+      PyObject* value = PyDict_GetItemWithError(base, key);
+      if (!value && PyErr_Occurred()) PyErr_Clear();
+      return value;
+    }
+    case Source::Kind::ListItem:
+      if (PyList_Check(base)) return n.index < PyList_GET_SIZE(base) ? PyList_GET_ITEM(base, n.index) : nullptr;
+      if (PyTuple_Check(base)) return n.index < PyTuple_GET_SIZE(base) ? PyTuple_GET_ITEM(base, n.index) : nullptr;
+      return nullptr;
+    case Source::Kind::DictKeyAt: {
+      if (!PyDict_Check(base)) return nullptr;
+      Py_ssize_t at = 0;
+      PyObject *k, *v;
+      for (int64_t i = 0; PyDict_Next(base, &at, &k, &v); ++i)
+        if (i == n.index) return k;
+      return nullptr;
+    }
+    case Source::Kind::SetItemAt: {
+      if (!PyAnySet_Check(base)) return nullptr;
+      Py_ssize_t at = 0;
+      PyObject* k;
+      Py_hash_t hash;
+      for (int64_t i = 0; _PySet_NextEntry(base, &at, &k, &hash); ++i)
+        if (i == n.index) return k;
+      return nullptr;
+    }
+    case Source::Kind::CellContents:
+      return PyCell_Check(base) ? PyCell_GET(base) : nullptr;
+    case Source::Kind::Type:
+      return reinterpret_cast<PyObject*>(Py_TYPE(base));
+    case Source::Kind::WeakRef: {
+      if (!PyWeakref_Check(base)) return nullptr;
+      PyObject* o = PyWeakref_GET_OBJECT(base);
+      return o == Py_None ? nullptr : o;
+    }
+  }
+  return nullptr;
+}
+
+namespace {
+
+bool same_keys(PyObject* dict, PyObject* keys) {
+  if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys)) return false;
+  Py_ssize_t at = 0;
+  PyObject *k, *v;
+  for (Py_ssize_t i = 0; PyDict_Next(dict, &at, &k, &v); ++i) {
+    PyObject* expected = PyTuple_GET_ITEM(keys, i);
+    if (k != expected && !same_constant(k, expected)) return false;
+  }
+  return true;
+}
+
+int64_t length_of(PyObject* o) {
+  if (PyList_Check(o) || PyTuple_Check(o)) return Py_SIZE(o);
+  if (PyDict_Check(o)) return PyDict_GET_SIZE(o);
+  if (PyAnySet_Check(o)) return PySet_GET_SIZE(o);
+  return -1;
+}
+
+/// 1: has it, 0: lacks it, -1: no dict.
+int dict_has(PyObject* dict, PyObject* key) {
+  if (!PyDict_Check(dict)) return -1;
+  const int r = PyDict_Contains(dict, key);
+  if (r < 0) PyErr_Clear();
+  return r;
+}
+
+}  // namespace
+
+bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
+  const Guard& g = guards_[i];
+  switch (g.kind) {
+    case Guard::Kind::Type: {
+      auto* type = reinterpret_cast<PyTypeObject*>(g.object.get());
+      return Py_TYPE(value) == type && (!versions_[i] || type->tp_version_tag == versions_[i]);
+    }
+    case Guard::Kind::Is:
+      return value == g.object.get();
+    case Guard::Kind::Equals:
+      return same_constant(value, g.object.get());
+    case Guard::Kind::Length:
+      return length_of(value) == static_cast<int64_t>(g.number);
+    case Guard::Kind::DictKeys:
+      return same_keys(value, g.object.get());
+    case Guard::Kind::DictHas:
+      return dict_has(value, g.object.get()) == 1;
+    case Guard::Kind::DictLacks:
+      return dict_has(value, g.object.get()) == 0;
+    case Guard::Kind::Tensor:
+      return check_tensor(value, facts_[i]);
+    case Guard::Kind::SameObject:
+      return value == other;
+    case Guard::Kind::NotSame:
+      return value != other;
+    case Guard::Kind::NoOverlap:
+      return !may_overlap(value, other);
+    case Guard::Kind::GlobalState:
+      return pack_global_state() == g.number;
+  }
+  return false;
+}
+
+bool GuardTree::run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node) {
+  ++slow_runs_;
+  *failed_guard = *failed_node = -1;
+  for (int g : globals_)
+    if (!holds(g, nullptr, nullptr)) return *failed_guard = g, false;
+  for (int id : order_) {
+    const Node& n = nodes_[id];
+    PyObject* value = fetch(n, n.parent >= 0 ? values_[n.parent] : nullptr,
+                            n.key_node >= 0 ? values_[n.key_node] : nullptr, call, owned);
+    values_[id] = value;
+    if (!value) return *failed_node = id, false;
+    for (int g : n.checks)
+      if (!holds(g, value, nullptr)) return *failed_guard = g, false;
+  }
+  for (int g : binary_)
+    if (!holds(g, values_[ends_[g].first], values_[ends_[g].second])) return *failed_guard = g, false;
+  return true;
+}
+
+bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
+  if (has_fast_) {
+    const Outcome outcome = run_fast(call, owned);
+    if (outcome == Outcome::Holds) {
+      for (size_t i = 0; i < delivered_.size(); ++i)
+        values[i] = delivered_[i].slot >= 0 ? slots_[delivered_[i].slot] : delivered_[i].object;
+      return true;
+    }
+    if (outcome == Outcome::Fails) return false;
+    owned.clear();
+  }
+  int guard, node;
+  if (!run_slow(call, owned, &guard, &node)) return false;
+  for (size_t i = 0; i < wanted_.size(); ++i) values[i] = values_[wanted_[i]];
+  if (has_fast_ && failed_fast_ >= 0 && fast_[failed_fast_].node >= 0) {
+    // What moved more than twice while the guards still held is not worth assuming.
+    Node& n = nodes_[fast_[failed_fast_].node];
+    const bool pinned = fast_[failed_fast_].pin;
+    int& misses = pinned ? n.misses : n.stamp_misses;
+    if (++misses > 2) (pinned ? n.moves : n.stamp_moves) = true;
+  }
+  make_fast();
+  return true;
+}
+
+std::string GuardTree::failure(const Call& call) {
+  Owned owned;
+  int guard, node;
+  if (run_slow(call, owned, &guard, &node)) return "";
+  if (guard < 0) return nodes_[node].source->text() + " no longer exists";
+  const Guard& g = guards_[guard];
+  std::string text = g.text();
+  PyObject* value = ends_[guard].first >= 0 ? values_[ends_[guard].first] : nullptr;
+  if (!value) return text;
+  if (g.kind == Guard::Kind::Tensor) return text + ": " + explain_tensor(value, facts_[guard]);
+  if (g.kind == Guard::Kind::Type && Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(g.object.get()))
+    return text + ": the class was changed";
+  if (g.kind == Guard::Kind::Type) return text + ": got " + Py_TYPE(value)->tp_name;
+  if (g.kind == Guard::Kind::Length) return text + ": got " + std::to_string(length_of(value));
+  return text + ": got " + repr_of(value);
+}
+
+}  // namespace kiln::guards

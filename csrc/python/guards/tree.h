@@ -1,0 +1,122 @@
+#pragma once
+#include <Python.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "python/guards/checks.h"
+#include "python/guards/guard.h"
+
+namespace kiln::guards {
+
+/// The call that sources are read from: the root frame's fast locals before its first instruction.
+struct Call {
+  PyObject* const* locals = nullptr;  // arguments first; other slots may be null or absent
+  int num_locals = 0;                 // length of `locals`
+  PyObject* closure = nullptr;        // tuple of cells, or null
+  int first_free = 0;                 // localsplus index of the first free variable
+};
+
+/// References that live until the values that `check` gave out were taken over.
+using Owned = std::vector<py::Ref>;
+
+/// The guards of one compiled entry over the tree of their sources: a prefix that many sources share is read once.
+///
+/// There are two programs. The slow one reads every source and checks every guard. After it succeeded once, a fast one
+/// is made for the objects that it met: CPython 3.11 stamps each dict with a version that no other state of any dict in
+/// the process ever has, so while a dict's stamp is the remembered one, all that was read from it is still so, and only
+/// its stamp is looked at. Objects found by other ways (a local, a list's item) are compared by address and what hangs
+/// on them is checked again. If anything in the fast program differs, the slow one decides, and the fast one is made
+/// anew; what keeps differing is no longer assumed. All members need the GIL. Reads run no Python code.
+class GuardTree {
+ public:
+  /// `wanted`: sources whose objects `check` delivers.
+  GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wanted);
+  GuardTree(const GuardTree&) = delete;
+  GuardTree& operator=(const GuardTree&) = delete;
+
+  /// True if every guard holds for `call`; then values[i] is the object of wanted[i], borrowed: valid while `owned`
+  /// lives and no other code runs.
+  bool check(const Call& call, PyObject** values, Owned& owned);
+  /// The text of the first guard that fails for `call`, with what was found instead; "" if all hold.
+  std::string failure(const Call& call);
+  const std::vector<Guard>& guards() const { return guards_; }
+  size_t num_wanted() const { return wanted_.size(); }
+  /// How often the slow program ran and how many steps the fast one has; for tests.
+  int64_t slow_runs() const { return slow_runs_; }
+  size_t fast_size() const { return fast_.size(); }
+
+ private:
+  struct Node {
+    Source::Kind kind = Source::Kind::Const;
+    int parent = -1;
+    int key_node = -1;  // DictItemAt
+    int64_t index = 0;
+    py::Ref object;  // Const: the object; DictItem, Global: the key; Attr: the name
+    Py_hash_t hash = 0;
+    std::vector<int> checks;    // guards on this node alone
+    std::vector<int> children;  // nodes
+    SourcePtr source;
+    // What the fast program no longer assumes, and how often the assumption failed.
+    bool stamp_moves = false;  // this dict's stamp
+    bool moves = false;        // this value's address
+    int stamp_misses = 0, misses = 0;
+  };
+  /// One operand of a fast step: an object known when the program was made, or a slot filled by an earlier step.
+  struct Operand {
+    PyObject* object = nullptr;
+    int slot = -1;
+  };
+  enum class FastOp : uint8_t {
+    GlobalState,  // pack_global_state() == number
+    TypeVersion,  // version of the type `expected` is `number`
+    Fetch,        // read `node` from operand and key (other) into slot `out`; with `pin` it must be `expected`
+    TypeIs,       // type of operand is `expected`
+    DictPointer,  // *where == expected: the instance still has this __dict__
+    Stamp,        // version of dict `expected` is `number`
+    Tensor,       // tensor facts of guard `guard`
+    Holds,        // guard `guard`, any kind
+  };
+  struct Fast {
+    FastOp op;
+    bool pin = false;
+    int out = -1;
+    int guard = -1;
+    int node = -1;  // whose assumption it is, for counting misses
+    Operand operand, other;
+    PyObject* expected = nullptr;
+    PyObject** where = nullptr;
+    uint64_t number = 0;
+  };
+
+  int add_source(const SourcePtr& source);
+  int add_node(Node node);
+  PyObject* fetch(const Node& node, PyObject* base, PyObject* key, const Call& call, Owned& owned) const;
+  bool holds(int guard, PyObject* value, PyObject* other) const;
+  bool run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node);
+  enum class Outcome : uint8_t { Holds, Fails, Unknown };
+  Outcome run_fast(const Call& call, Owned& owned);
+  void make_fast();
+
+  std::vector<Guard> guards_;
+  std::vector<TensorFacts> facts_;         // one per guard, filled for tensors
+  std::vector<uint32_t> versions_;         // one per guard, type version for Type
+  std::vector<std::pair<int, int>> ends_;  // one per guard: nodes of source and other, -1
+  std::vector<Node> nodes_;
+  std::unordered_map<std::string, int> ids_;
+  std::vector<int> order_;    // nodes, parents before children, likely failures first
+  std::vector<int> binary_;   // guards on two nodes
+  std::vector<int> globals_;  // guards on no node
+  std::vector<int> wanted_;   // node of each wanted source
+
+  std::vector<PyObject*> values_;  // scratch of the slow program, one per node
+  std::vector<PyObject*> slots_;   // scratch of the fast program
+  std::vector<Fast> fast_;
+  std::vector<Operand> delivered_;  // where the fast program's wanted values are
+  bool has_fast_ = false;
+  int failed_fast_ = -1;  // step of the fast program that failed last
+  int64_t slow_runs_ = 0;
+};
+
+}  // namespace kiln::guards
