@@ -71,12 +71,17 @@ def problems_in(path: Path) -> list[str]:
         return [f"csrc/{name}: its folder is not in the layer table of tools/check_layers.py"]
     layer = LAYERS[own]
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    text = path.read_text()
+    if path.suffix == ".h" and "#pragma once" not in text:
+        found.append(f"csrc/{name}: no #pragma once")
+    for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
         if not match:
             continue
         header = match.group(2)
         where = f"csrc/{name}:{number}: "
+        if header.startswith("."):
+            found.append(where + f"{header}: includes are spelled from csrc/")
         if LLVM.match(header) and not layer.llvm:
             found.append(where + f"LLVM header {header} outside codegen/llvm")
         if layer.pure and (TORCH.match(header) or PYTHON.match(header)):

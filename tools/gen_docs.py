@@ -90,7 +90,7 @@ def graph_breaks_page() -> str | None:
     for row in rows(path, found.group(1)):
         body.append([code(row[0]), *row[1:]])
     width = max(len(r) for r in body)
-    header = ["id", "cause", "hint"] + ["more"] * (width - 3)
+    header = ["id", "what helps"] + ["more"] * (width - 2)
     return (
         "# Graph breaks\n\nWhere a program leaves the graph, and what helps. The id is printed with every break, with the line\n"
         "of the user's program. This page is made from `csrc/python/capture/graph_breaks.def` by `tools/gen_docs.py`.\n\n"

@@ -67,11 +67,22 @@ def resolve(backend: Any) -> Backend | None:
     """What the C++ core takes: None for its own pipeline, or a backend whose mistakes become clear errors."""
     if backend == NATIVE:
         return None
-    return checked(lookup_backend(backend), backend if isinstance(backend, str) else backend_name(backend))
+    name = backend if isinstance(backend, str) else backend_name(backend)
+    found = lookup_backend(backend)
+    try:
+        return _checked_once(found, name)
+    except TypeError:  # a backend that cannot be hashed
+        return checked(found, name)
 
 
 def backend_name(backend: Any) -> str:
     return getattr(backend, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(backend))
+
+
+@functools.lru_cache(maxsize=256)
+def _checked_once(backend: Backend, name: str) -> Backend:
+    """One wrapper for a backend, however often it is used: compiled entries are shared by equal requests."""
+    return checked(backend, name)
 
 
 def checked(backend: Backend, name: str) -> Backend:

@@ -1,0 +1,22 @@
+// What users tell capture about single functions.
+#include "python/bindings/bindings.h"
+#include "python/capture/user_rules.h"
+
+namespace kiln::bindings {
+namespace {
+
+void set_rule(const pybind11::object& callable, capture::UserRule rule) {
+  capture::set_user_rule(callable.ptr(), rule);
+}
+
+}  // namespace
+
+KILN_BINDINGS(control) {
+  // A C function that capture does not know: a graph break by itself.
+  m.def("graph_break", [] {}, "Ends the graph here when captured; does nothing otherwise.");
+  m.def("allow_in_graph", [](const pybind11::object& f) { set_rule(f, capture::UserRule::AllowInGraph); });
+  m.def("disallow_in_graph", [](const pybind11::object& f) { set_rule(f, capture::UserRule::Disallow); });
+  m.def("assume_constant_result", [](const pybind11::object& f) { set_rule(f, capture::UserRule::ConstantResult); });
+}
+
+}  // namespace kiln::bindings
