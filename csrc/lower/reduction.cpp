@@ -66,7 +66,9 @@ void reduce(Lowering& l, const std::string& name, const Dims& d, ReduceKind kind
   for (int64_t s : d.kept)
     if (s == 0) return;
   loops::NestBuilder b(l.buffers(), name, d.kept);
-  const std::vector<Expr> inner = b.stage(d.reduced);
+  // A reduction runs over some loop, be it once.
+  std::vector<Expr> inner = b.stage(d.reduced.empty() ? Sizes{1} : d.reduced);
+  if (d.reduced.empty()) inner.clear();
   std::vector<Val> r;
   {
     EvalScope scope;

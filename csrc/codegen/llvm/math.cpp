@@ -72,6 +72,13 @@ llvm::Value* Emitter::call_vector(const std::string& name, const std::string& su
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(a[0]->getType());
   const int width = vector ? static_cast<int>(vector->getNumElements()) : 1;
   const int size = dtype_size(t);
+  if (vector && width == 1) {
+    // The last step of a lane-wise reduction: a vector of one.
+    std::vector<Value*> scalars;
+    for (Value* v : a) scalars.push_back(b_.CreateExtractElement(v, static_cast<uint64_t>(0)));
+    Value* r = call_vector(name, suffix, t, scalars);
+    return r ? b_.CreateInsertElement(llvm::PoisonValue::get(a[0]->getType()), r, static_cast<uint64_t>(0)) : nullptr;
+  }
   // The library has functions of 512 and 256 bits; other widths are cut into them or padded.
   const int full = (shape_.width * size >= 64 ? 64 : 32) / size;
   int lanes = width >= full ? full : 32 / size;
