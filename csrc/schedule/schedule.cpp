@@ -1,6 +1,8 @@
 #include "schedule/schedule.h"
 
 #include "base/error.h"
+#include "schedule/fuse.h"
+#include "schedule/groups.h"
 
 namespace kiln::schedule {
 
@@ -9,31 +11,6 @@ using loops::Nest;
 using loops::Opcode;
 using loops::Stage;
 using loops::ValueId;
-
-namespace {
-
-/// Which way to vectorize: over the last outer variable, or over each stage's last inner one.
-bool prefer_columns(const Nest& n) {
-  if (n.outer.empty()) return false;
-  bool inner = false;
-  for (const Stage& s : n.stages) inner |= !s.vars.empty();
-  if (!inner) return true;
-  // Count accesses that are contiguous one way or the other, weighed by how often they run.
-  double columns = 0, rows = 0;
-  for (const Stage& s : n.stages)
-    for (ValueId id : s.body) {
-      const Inst& i = n.insts[id];
-      if (i.buffer < 0) continue;
-      const double weight = static_cast<double>(n.stage_size(s));
-      int64_t stride;
-      loops::Expr rest;
-      if (split_linear(i.index, n.outer.back(), stride, rest) && stride == 1) columns += weight;
-      if (!s.vars.empty() && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1) rows += weight;
-    }
-  return columns > rows;
-}
-
-}  // namespace
 
 std::vector<KernelArg> kernel_args(const Nest& n, const std::vector<loops::Buffer>& buffers) {
   std::vector<KernelArg> args;
@@ -57,17 +34,39 @@ Plan make_plan(const loops::Program& program, const Options& options) {
   Plan plan;
   plan.buffers = program.buffers;
   plan.externs = program.externs;
-  for (const loops::Program::Item& item : program.items) {
-    if (!item.is_nest) {
-      plan.steps.push_back({false, item.index});
-      continue;
-    }
+  std::vector<Group> groups = group_program(program, options);
+  if (options.fusion) {
+    drop_dead_stores(groups, plan.buffers, plan.externs);
+    for (Group& g : groups)
+      if (!g.is_extern) {
+        order_loops(g.nest);
+        compact(g.nest);
+      }
+    contract_temps(groups, plan.buffers, plan.externs);
+  }
+  const auto add_kernel = [&](Nest nest) {
     Kernel k;
-    k.nest = program.nests[item.index];
+    if (options.fusion) {
+      order_loops(nest);
+      merge_vars(nest);
+      order_loops(nest);
+      compact(nest);
+    }
+    k.nest = std::move(nest);
     k.args = kernel_args(k.nest, plan.buffers);
     k.vectorize_outer = prefer_columns(k.nest);
     plan.steps.push_back({true, static_cast<int>(plan.kernels.size())});
     plan.kernels.push_back(std::move(k));
+  };
+  for (Group& g : groups) {
+    if (g.is_extern) {
+      plan.steps.push_back({false, g.extern_index});
+      continue;
+    }
+    std::optional<Nest> combine;
+    if (options.fusion) combine = split_reduction(g.nest, plan.buffers, options);
+    add_kernel(std::move(g.nest));
+    if (combine) add_kernel(std::move(*combine));
   }
   return plan;
 }

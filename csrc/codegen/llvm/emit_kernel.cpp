@@ -209,9 +209,13 @@ void Emitter::emit_columns(Value* block) {
 void Emitter::emit_stages() {
   for (size_t k = 0; k < nest_.stages.size(); ++k) {
     const Stage& s = nest_.stages[k];
-    if (s.vars.empty())
+    if (s.vars.empty()) {
+      // Reductions over loops of one round were left without their loops.
+      const bool columns = shape_.lane_var >= 0;
+      begin_reductions(s, columns ? lanes_.width : 1, columns ? lanes_.parts : 1, false);
       emit_body(s);
-    else if (shape_.lane_var >= 0)
+      finish_reductions(s, columns);
+    } else if (shape_.lane_var >= 0)
       emit_column_stage(s, static_cast<int>(k));
     else
       emit_row_stage(s, static_cast<int>(k));

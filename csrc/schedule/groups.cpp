@@ -1,0 +1,340 @@
+#include "schedule/groups.h"
+
+#include <set>
+
+#include "base/error.h"
+#include "schedule/fuse.h"
+
+namespace kiln::schedule {
+
+namespace {
+void add_once(std::vector<BufferId>& list, BufferId b) {
+  if (std::find(list.begin(), list.end(), b) == list.end()) list.push_back(b);
+}
+}  // namespace
+
+Touches touches(const Group& g, const std::vector<loops::Extern>& externs) {
+  Touches t;
+  if (g.is_extern) {
+    t.reads = externs[g.extern_index].reads;
+    t.writes = externs[g.extern_index].writes;
+    return t;
+  }
+  for (const Stage& s : g.nest.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = g.nest.insts[id];
+      if (i.buffer < 0) continue;
+      if (i.op == Opcode::Store) {
+        add_once(t.writes, i.buffer);
+        if (i.mode == loops::StoreMode::Add) add_once(t.reads, i.buffer);
+      } else {
+        add_once(t.reads, i.buffer);
+      }
+    }
+  return t;
+}
+
+namespace {
+
+/// The greedy fusion of groups over their dependency graph.
+class Grouper {
+ public:
+  Grouper(const loops::Program& p, const Options& o) : p_(p), options_(o) {}
+
+  std::vector<Group> run() {
+    make_groups();
+    make_edges();
+    if (options_.fusion)
+      for (int rounds = 0; rounds < 2; ++rounds) {
+        bool changed = false;
+        for (size_t g = 0; g < groups_.size(); ++g) changed |= absorb(static_cast<int>(g));
+        if (!changed) break;
+      }
+    return in_order();
+  }
+
+ private:
+  void make_groups() {
+    for (size_t k = 0; k < p_.items.size(); ++k) {
+      Group g;
+      g.first_item = static_cast<int>(k);
+      if (p_.items[k].is_nest) {
+        g.nest = p_.nests[p_.items[k].index];
+        if (is_empty(g.nest)) continue;
+        reuse_values(g.nest);
+        compact(g.nest);
+        if (g.nest.stages.empty()) continue;
+        if (options_.fusion) {
+          expand_two_pass(g.nest, options_);
+          split_divided_vars(g.nest);
+        }
+      } else {
+        g.is_extern = true;
+        g.extern_index = p_.items[k].index;
+      }
+      touches_.push_back(touches(g, p_.externs));
+      groups_.push_back(std::move(g));
+    }
+    alive_.assign(groups_.size(), true);
+    succ_.resize(groups_.size());
+    pred_.resize(groups_.size());
+  }
+
+  void edge(int from, int to) {
+    if (from == to || from < 0) return;
+    succ_[from].insert(to);
+    pred_[to].insert(from);
+  }
+
+  void make_edges() {
+    std::unordered_map<BufferId, int> writer;
+    std::unordered_map<BufferId, std::vector<int>> readers;
+    int last_effect = -1;
+    for (size_t k = 0; k < groups_.size(); ++k) {
+      const int g = static_cast<int>(k);
+      for (BufferId b : touches_[k].reads) {
+        if (const auto it = writer.find(b); it != writer.end()) edge(it->second, g);
+        readers[b].push_back(g);
+      }
+      for (BufferId b : touches_[k].writes) {
+        if (const auto it = writer.find(b); it != writer.end()) edge(it->second, g);
+        for (int r : readers[b]) edge(r, g);
+        readers[b].clear();
+        writer[b] = g;
+      }
+      if (groups_[k].is_extern && p_.externs[groups_[k].extern_index].effect) {
+        edge(last_effect, g);
+        last_effect = g;
+      }
+      for (BufferId b : touches_[k].reads) users_[b].push_back(g);
+      for (BufferId b : touches_[k].writes)
+        if (users_[b].empty() || users_[b].back() != g) users_[b].push_back(g);
+    }
+  }
+
+  /// A path from `a` to `b` that leaves both on its way.
+  bool indirect_path(int a, int b) const {
+    std::vector<int> work;
+    std::unordered_set<int> seen;
+    for (int s : succ_[a])
+      if (s != b && seen.insert(s).second) work.push_back(s);
+    while (!work.empty()) {
+      const int g = work.back();
+      work.pop_back();
+      if (g == b) return true;
+      for (int s : succ_[g])
+        if (seen.insert(s).second) work.push_back(s);
+    }
+    return false;
+  }
+
+  /// Bytes that two groups both touch.
+  int64_t shared_bytes(int a, int b) const {
+    int64_t bytes = 0;
+    std::unordered_set<BufferId> seen;
+    for (const auto* list : {&touches_[a].reads, &touches_[a].writes}) seen.insert(list->begin(), list->end());
+    for (const auto* list : {&touches_[b].reads, &touches_[b].writes})
+      for (BufferId x : *list)
+        if (seen.erase(x)) bytes += std::max<int64_t>(p_.buffers[x].numel, 1) * dtype_size(p_.buffers[x].dtype);
+    return bytes;
+  }
+
+  bool absorb(int g) {
+    if (!alive_[g] || groups_[g].is_extern) return false;
+    bool changed = false;
+    std::set<std::pair<int, int>> failed;
+    for (bool again = true; again;) {
+      again = false;
+      std::vector<std::pair<int64_t, int>> candidates;
+      std::unordered_set<int> seen{g};
+      for (const auto* list : {&touches_[g].reads, &touches_[g].writes})
+        for (BufferId b : *list)
+          for (int other : users_[b])
+            if (alive_[other] && !groups_[other].is_extern && groups_[other].first_item < groups_[g].first_item &&
+                seen.insert(other).second && !failed.count({other, g}))
+              candidates.push_back({shared_bytes(g, other), other});
+      std::stable_sort(candidates.begin(), candidates.end(),
+                       [](const auto& a, const auto& b) { return a.first > b.first; });
+      if (candidates.size() > 8) candidates.resize(8);
+      for (const auto& [bytes, other] : candidates) {
+        if (try_fuse(other, g)) {
+          changed = again = true;
+          break;
+        }
+        failed.insert({other, g});
+      }
+    }
+    return changed;
+  }
+
+  /// Fuses x and y into y.
+  bool try_fuse(int x, int y) {
+    const bool forward = succ_[x].count(y) != 0, backward = succ_[y].count(x) != 0;
+    if (forward && backward) return false;
+    if (indirect_path(x, y) || indirect_path(y, x)) return false;
+    const int first = backward ? y : x, second = backward ? x : y;
+    std::optional<Nest> fused = fuse_nests(groups_[first].nest, groups_[second].nest, p_.buffers, options_);
+    if (!fused) return false;
+    compact(*fused);
+    groups_[y].nest = std::move(*fused);
+    groups_[y].first_item = std::min(groups_[x].first_item, groups_[y].first_item);
+    alive_[x] = false;
+    for (int s : succ_[x]) {
+      pred_[s].erase(x);
+      edge(y, s);
+    }
+    for (int s : pred_[x]) {
+      succ_[s].erase(x);
+      edge(s, y);
+    }
+    succ_[x].clear();
+    pred_[x].clear();
+    succ_[y].erase(y);
+    pred_[y].erase(y);
+    for (const auto* list : {&touches_[x].reads, &touches_[x].writes})
+      for (BufferId b : *list) add_user(b, y);
+    // Loads that were forwarded are gone, but their edges stay: harmless, and the order is right.
+    touches_[y] = touches(groups_[y], p_.externs);
+    return true;
+  }
+
+  void add_user(BufferId b, int g) {
+    std::vector<int>& list = users_[b];
+    if (std::find(list.begin(), list.end(), g) == list.end()) list.push_back(g);
+  }
+
+  std::vector<Group> in_order() {
+    std::vector<int> waiting(groups_.size());
+    std::set<std::pair<int, int>> ready;  // (program position, group)
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (!alive_[g]) continue;
+      waiting[g] = static_cast<int>(pred_[g].size());
+      if (waiting[g] == 0) ready.insert({groups_[g].first_item, static_cast<int>(g)});
+    }
+    std::vector<Group> out;
+    size_t alive = 0;
+    for (size_t g = 0; g < groups_.size(); ++g) alive += alive_[g];
+    while (!ready.empty()) {
+      const int g = ready.begin()->second;
+      ready.erase(ready.begin());
+      for (int s : succ_[g])
+        if (--waiting[s] == 0) ready.insert({groups_[s].first_item, s});
+      out.push_back(std::move(groups_[g]));
+    }
+    KILN_CHECK(out.size() == alive, "fusion made a cycle");
+    return out;
+  }
+
+  const loops::Program& p_;
+  const Options& options_;
+  std::vector<Group> groups_;
+  std::vector<Touches> touches_;
+  std::vector<bool> alive_;
+  std::vector<std::set<int>> succ_, pred_;
+  std::unordered_map<BufferId, std::vector<int>> users_;
+};
+
+}  // namespace
+
+std::vector<Group> group_program(const loops::Program& program, const Options& options) {
+  return Grouper(program, options).run();
+}
+
+void drop_dead_stores(std::vector<Group>& groups, const std::vector<Buffer>& buffers,
+                      const std::vector<loops::Extern>& externs) {
+  std::vector<int> reads(buffers.size(), 0);
+  for (const Group& g : groups)
+    for (BufferId b : touches(g, externs).reads) ++reads[b];
+  for (bool again = true; again;) {
+    again = false;
+    for (size_t k = groups.size(); k-- > 0;) {
+      Group& g = groups[k];
+      if (g.is_extern) continue;
+      const Touches before = touches(g, externs);
+      bool changed = false;
+      for (Stage& s : g.nest.stages)
+        std::erase_if(s.body, [&](ValueId id) {
+          const Inst& i = g.nest.insts[id];
+          const bool dead = i.op == Opcode::Store && buffers[i.buffer].kind == loops::BufferKind::Temp &&
+                            reads[i.buffer] == (i.mode == loops::StoreMode::Add &&
+                                                        std::count(before.reads.begin(), before.reads.end(), i.buffer)
+                                                    ? 1
+                                                    : 0);
+          changed |= dead;
+          return dead;
+        });
+      if (!changed) continue;
+      compact(g.nest);
+      const Touches after = touches(g, externs);
+      for (BufferId b : before.reads) --reads[b];
+      for (BufferId b : after.reads) ++reads[b];
+      again = true;
+    }
+  }
+  std::erase_if(groups, [](const Group& g) { return !g.is_extern && g.nest.stages.empty(); });
+}
+
+void contract_temps(std::vector<Group>& groups, std::vector<Buffer>& buffers,
+                    const std::vector<loops::Extern>& externs) {
+  std::vector<int> users(buffers.size(), 0);
+  for (const Group& g : groups) {
+    const Touches t = touches(g, externs);
+    std::vector<BufferId> all = t.reads;
+    for (BufferId b : t.writes) add_once(all, b);
+    for (BufferId b : all) ++users[b];
+  }
+  for (Group& g : groups) {
+    if (g.is_extern || prefer_columns(g.nest)) continue;
+    for (BufferId b : touches(g, externs).writes) {
+      if (buffers[b].kind != loops::BufferKind::Temp || users[b] != 1) continue;
+      // Every access must be the same outer part plus the same inner digits.
+      std::optional<std::vector<std::pair<int64_t, int64_t>>> outer_digits,
+          inner_digits;  // (stride, variable | extent)
+      bool ok = true;
+      std::vector<Inst*> accesses;
+      for (Stage& s : g.nest.stages)
+        for (ValueId id : s.body) {
+          Inst& i = g.nest.insts[id];
+          if (i.buffer != b) continue;
+          accesses.push_back(&i);
+          const auto f = as_affine(i.index);
+          ok &= f.has_value() && i.mode == loops::StoreMode::Assign && i.op != Opcode::MaskedLoad && f->offset == 0;
+          if (!ok) break;
+          std::vector<std::pair<int64_t, int64_t>> out, in;
+          for (const Digit& d : f->digits) {
+            if (std::count(g.nest.outer.begin(), g.nest.outer.end(), d.var))
+              out.push_back({d.stride, d.var});
+            else
+              in.push_back({d.stride, g.nest.extents[d.var]});
+          }
+          if (!outer_digits) outer_digits = out, inner_digits = in;
+          ok &= *outer_digits == out && *inner_digits == in;
+        }
+      if (!ok || accesses.empty()) continue;
+      int64_t size = 1;
+      std::vector<std::pair<int64_t, int64_t>> dense;  // old stride -> new stride
+      for (const auto& [stride, extent] : *inner_digits) {
+        dense.push_back({stride, size});
+        size *= extent;
+      }
+      if (size * dtype_size(buffers[b].dtype) > (int64_t{1} << 20)) continue;
+      Buffer row = buffers[b];
+      row.name += "_row";
+      row.numel = size;
+      row.kind = loops::BufferKind::Scratch;
+      buffers.push_back(row);
+      for (Inst* i : accesses) {
+        Expr index(0);
+        const Affine f = *as_affine(i->index);
+        for (const Digit& d : f.digits)
+          for (const auto& [old_stride, new_stride] : dense)
+            if (d.stride == old_stride && !std::count(g.nest.outer.begin(), g.nest.outer.end(), d.var))
+              index += g.nest.var(d.var) * Expr(new_stride);
+        i->index = index;
+        i->buffer = static_cast<BufferId>(buffers.size()) - 1;
+      }
+    }
+  }
+}
+
+}  // namespace kiln::schedule
