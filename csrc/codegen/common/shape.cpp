@@ -114,6 +114,7 @@ double point_cost(const Nest& nest) {
 KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits) {
   const Nest& nest = kernel.nest;
   KernelShape shape;
+  shape.simd_bits = simd_bits;
   shape.width = std::max(1, simd_bits / 8 / element_size(nest));
   shape.unit_vars = nest.outer;
   shape.stage_width.assign(nest.stages.size(), 1);

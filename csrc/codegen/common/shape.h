@@ -10,6 +10,7 @@
 namespace kiln::codegen {
 
 struct KernelShape {
+  int simd_bits = 512;            // registers of the target
   int width = 1;                  // lanes of the vector variable
   std::vector<int> stage_width;   // per stage (rows: a scan or a conflicting store makes it 1)
   std::vector<int> stage_unroll;  // parts per stage; with vectorize_outer all equal

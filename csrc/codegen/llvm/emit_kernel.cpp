@@ -28,7 +28,7 @@ void Emitter::emit(const std::string& symbol) {
   fn_ = llvm::Function::Create(signature, llvm::Function::ExternalLinkage, symbol, module_);
   fn_->addFnAttr(llvm::Attribute::NoUnwind);
   for (unsigned a : {0u, 1u, 4u}) fn_->addParamAttr(a, llvm::Attribute::NoAlias);
-  const int bits = shape_.width * 32;
+  const int bits = shape_.simd_bits;
   fn_->addFnAttr("prefer-vector-width", std::to_string(bits >= 512 ? 512 : 256));
   fn_->addFnAttr("min-legal-vector-width", std::to_string(bits >= 512 ? 512 : 256));
 

@@ -80,7 +80,7 @@ llvm::Value* Emitter::call_vector(const std::string& name, const std::string& su
     return r ? b_.CreateInsertElement(llvm::PoisonValue::get(a[0]->getType()), r, static_cast<uint64_t>(0)) : nullptr;
   }
   // The library has functions of 512 and 256 bits; other widths are cut into them or padded.
-  const int full = (shape_.width * size >= 64 ? 64 : 32) / size;
+  const int full = (shape_.simd_bits >= 512 ? 64 : 32) / size;
   int lanes = width >= full ? full : 32 / size;
   const auto symbol = [&](int n) {
     return "Sleef_" + name + (t == DType::Float32 ? "f" : "d") + std::to_string(n) + suffix;
