@@ -1,7 +1,9 @@
 #include "compiler/build_plan.h"
 
 #include "aten/pch.h"
+#include "base/bisect.h"
 #include "base/error.h"
+#include "compiler/interpreted_step.h"
 #include "lower/lowering.h"
 #include "runtime/aten_artifact.h"
 #include "runtime/kernel_step.h"
@@ -95,6 +97,10 @@ class Builder {
       KILN_CHECK(slots_[a.buffer] != runtime::kNoSlot, "kernel " + compiled.name + " uses a buffer without memory");
     }
     allocate(args);
+    if (!bisect_allows(BisectUnit::Kernel, compiled.name)) {
+      plan_.steps.push_back(std::make_unique<InterpretedStep>(k, schedule_.buffers, std::move(args)));
+      return;
+    }
     plan_.steps.push_back(
         std::make_unique<runtime::KernelStep>(std::move(compiled), std::move(args), std::move(written)));
   }

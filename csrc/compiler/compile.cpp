@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
 
+#include "base/bisect.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
@@ -89,7 +90,7 @@ std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original, bool i
 
 std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, bool inference) {
   graph::verify(g, /*functional=*/true);
-  if (!options().codegen) return runtime::aten_artifact(g);
+  if (!options().codegen || !bisect_allows(BisectUnit::Graph, g.name)) return runtime::aten_artifact(g);
   return generate(g, inference);
 }
 
