@@ -21,15 +21,15 @@ struct GraphInput {
 
 /// All that one captured region yields. Plain data; holds references, so it lives and dies under the GIL.
 struct CaptureResult {
-  std::vector<guards::Guard> guards;                // in the order of observation
-  std::shared_ptr<graph::Graph> traced;             // ATen ops above autograd; null if the region has no tensor op
-  std::shared_ptr<graph::Graph> torch_level;        // the same program as the user wrote it, for fx
-  std::vector<py::Ref> torch_targets;               // op "target::N" of torch_level calls torch_targets[N]
-  std::vector<GraphInput> inputs;                   // one per placeholder of both graphs
-  std::vector<py::Ref> example_inputs;              // the real tensors of this call, in the order of `inputs`
+  std::vector<guards::Guard> guards;          // in the order of observation
+  std::shared_ptr<graph::Graph> traced;       // ATen ops above autograd; null if the region has no tensor op
+  std::shared_ptr<graph::Graph> torch_level;  // the same program as the user wrote it, for fx
+  std::vector<py::Ref> torch_targets;         // op "target::N" of torch_level calls torch_targets[N]
+  std::vector<GraphInput> inputs;             // one per placeholder of both graphs
+  std::vector<py::Ref> example_inputs;        // the real tensors of this call, in the order of `inputs`
   std::vector<SideEffect> side_effects;
   Exit exit;
-  int64_t num_ops = 0;                              // torch-level calls recorded
+  int64_t num_ops = 0;  // torch-level calls recorded
 };
 
 /// Options of one kiln.compile call that capture needs.

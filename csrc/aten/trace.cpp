@@ -1,0 +1,159 @@
+#include "aten/trace.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "aten/pch.h"
+#include "base/error.h"
+
+namespace kiln::aten {
+
+using c10::DispatchKey;
+constexpr DispatchKey kKey = DispatchKey::TESTING_ONLY_GenericMode;
+
+namespace {
+thread_local Trace* current = nullptr;
+thread_local int operator_depth = 0;
+
+struct InsideOperator {
+  InsideOperator() { ++operator_depth; }
+  ~InsideOperator() { --operator_depth; }
+};
+
+/// Throws so that the call fails, leaving the reason where the caller finds it.
+[[noreturn]] void fail(Trace& trace, std::string id, std::string cause) {
+  trace.failure = Trace::Failure{std::move(id), cause};
+  throw Unsupported(std::move(cause));
+}
+
+void collect(const c10::IValue& v, std::vector<at::Tensor>& out, bool& list) {
+  if (v.isTensor()) {
+    out.push_back(v.toTensor());
+  } else if (v.isTensorList()) {
+    list = true;
+    for (const at::Tensor& t : v.toTensorList()) out.push_back(t);
+  }
+}
+
+graph::Arg number_arg(const at::Scalar& s) {
+  if (s.isBoolean()) return s.toBool();
+  if (s.isIntegral(false)) return s.toLong();
+  if (s.isComplex()) return static_cast<std::complex<double>>(s.toComplexDouble());
+  return s.toDouble();
+}
+
+bool returns_tensors(const c10::FunctionSchema& schema) {
+  for (const auto& r : schema.returns()) {
+    const auto kind = r.type()->kind();
+    if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType) return true;
+  }
+  return schema.returns().empty();
+}
+
+void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Trace* trace = current;
+  c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
+  if (!trace) {
+    op.callBoxed(*stack);
+    return;
+  }
+  const auto& schema = op.schema();
+  const size_t num_args = schema.arguments().size();
+  const size_t first = stack->size() - num_args;
+  std::vector<graph::Arg> args;
+  const bool recorded = returns_tensors(schema);
+  if (recorded) {
+    try {
+      args = to_args(schema, c10::ArrayRef<c10::IValue>(*stack).slice(first), [&](const at::Tensor& t) -> graph::Arg {
+        if (t.unsafeGetTensorImpl()->is_wrapped_number() && !is_fake(t)) return number_arg(wrapped_number_value(t));
+        const graph::Value v = trace->value_of(t);
+        if (!v) throw Unsupported("a tensor that the captured code did not make and that no path leads to");
+        return v;
+      });
+    } catch (const Unsupported& e) {
+      fail(*trace, "unsupported-operator-argument", op.operator_name().name + ": " + e.what());
+    }
+  }
+  const bool grad_enabled = at::GradMode::is_enabled();
+  {
+    InsideOperator inside;
+    FakeModeGuard fakes;  // factories make fakes too
+    try {
+      op.callBoxed(*stack);
+    } catch (const NeedsData& e) {
+      fail(*trace, "operator-needs-data", e.what());
+    } catch (const Unsupported& e) {
+      fail(*trace, "unsupported-operator", op.operator_name().name + ": " + e.what());
+    }
+  }
+  if (!recorded) return;
+  std::vector<at::Tensor> tensors;
+  bool list = false;
+  const size_t num_results = schema.returns().size();
+  for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
+  std::string name = op.operator_name().name;
+  if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
+  graph::Node* node = trace->record(graph::Op(name), std::move(args), tensors);
+  node->returns_list = list;
+  node->grad_enabled = grad_enabled;
+}
+}  // namespace
+
+void Trace::bind(const at::Tensor& t, graph::Value v) {
+  if (values_.emplace(t.unsafeGetTensorImpl(), v).second) alive_.push_back(t);
+}
+
+graph::Value Trace::find(const at::Tensor& t) const {
+  auto it = values_.find(t.unsafeGetTensorImpl());
+  return it == values_.end() ? graph::Value{} : it->second;
+}
+
+graph::Value Trace::value_of(const at::Tensor& t) {
+  graph::Value v = find(t);
+  if (!v && on_unknown) {
+    v = on_unknown(t);
+    if (v) bind(t, v);
+  }
+  return v;
+}
+
+graph::Node* Trace::record(graph::Op op, std::vector<graph::Arg> args, const std::vector<at::Tensor>& results,
+                           const std::string& name_hint) {
+  std::vector<graph::TensorMeta> metas;
+  metas.reserve(results.size());
+  for (const at::Tensor& t : results) metas.push_back(t.defined() ? meta_of(t) : graph::TensorMeta{});
+  graph::Node* node = graph_->add_call(op, std::move(args), std::move(metas), name_hint);
+  node->grad_enabled = at::GradMode::is_enabled();
+  if (stack_trace) node->stack = stack_trace();
+  for (size_t i = 0; i < results.size(); ++i)
+    if (results[i].defined()) bind(results[i], node->out(static_cast<uint32_t>(i)));
+  ++num_nodes;
+  if (on_node) on_node(*node);
+  return node;
+}
+
+Trace* active_trace() { return current && !c10::impl::tls_is_dispatch_key_excluded(kKey) ? current : nullptr; }
+
+Recording::Recording(Trace& trace) : outer_(current), was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+  current = &trace;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+Recording::~Recording() {
+  c10::impl::tls_set_dispatch_key_included(kKey, was_included_);
+  current = outer_;
+}
+
+RecordingPaused::RecordingPaused() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {
+  c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+}
+RecordingPaused::~RecordingPaused() { c10::impl::tls_set_dispatch_key_excluded(kKey, was_excluded_); }
+
+bool inside_operator() { return operator_depth > 0; }
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_call>());
+}
+
+}  // namespace kiln::aten

@@ -1,0 +1,88 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "graph/graph.h"
+
+// The recorder: while a trace is active on a thread, every operator call that reaches the dispatcher is written into
+// the trace's graph, above autograd and autocast, and then goes on to autograd and the Fake key's shape rules.
+namespace kiln::aten {
+
+class Trace {
+ public:
+  Trace() : graph_(std::make_shared<graph::Graph>()) {}
+  Trace(const Trace&) = delete;
+
+  graph::Graph& graph() { return *graph_; }
+  std::shared_ptr<graph::Graph> share() { return graph_; }
+
+  /// Says that `t` holds `v`. The tensor is kept alive, so that its identity stays its own.
+  void bind(const at::Tensor& t, graph::Value v);
+  /// The value of `t`; asks `on_unknown` for tensors never seen, null if that knows none either.
+  graph::Value value_of(const at::Tensor& t);
+  /// The value if `t` is bound, null otherwise.
+  graph::Value find(const at::Tensor& t) const;
+  /// Appends a node that no dispatcher call stands for ("kiln::grad"); its results are bound to `results`.
+  graph::Node* record(graph::Op op, std::vector<graph::Arg> args, const std::vector<at::Tensor>& results,
+                      const std::string& name_hint = "");
+
+  /// Makes a value for a tensor that was never seen (a graph input), or returns null: the call then fails.
+  std::function<graph::Value(const at::Tensor&)> on_unknown;
+  /// Called after each appended node.
+  std::function<void(graph::Node&)> on_node;
+  /// Called for ops that return numbers read from data ("aten::item"); may return an undefined IValue to refuse.
+  /// Where the node comes from; shared by the nodes of one instruction.
+  std::function<std::shared_ptr<const graph::StackTrace>()> stack_trace;
+
+  /// Why the last call failed, if kiln (not the user's program) made it fail. Exceptions lose their type on their way
+  /// through PyTorch's bindings; this does not.
+  struct Failure {
+    std::string id;  // of graph_breaks.def
+    std::string cause;
+  };
+  std::optional<Failure> failure;
+  int64_t num_nodes = 0;
+
+ private:
+  std::shared_ptr<graph::Graph> graph_;
+  std::unordered_map<const c10::TensorImpl*, graph::Value> values_;
+  std::vector<at::Tensor> alive_;
+};
+
+/// The thread's active trace, null if none records (none active, or paused, or inside an operator).
+Trace* active_trace();
+
+/// Makes `trace` the thread's active one.
+class Recording {
+ public:
+  explicit Recording(Trace& trace);
+  ~Recording();
+  Recording(const Recording&) = delete;
+
+ private:
+  Trace* outer_;
+  bool was_included_;
+};
+
+/// Pauses recording on this thread; calls run as if no trace were active.
+class RecordingPaused {
+ public:
+  RecordingPaused();
+  ~RecordingPaused();
+  RecordingPaused(const RecordingPaused&) = delete;
+
+ private:
+  bool was_excluded_;
+};
+
+/// True while an operator of a recorded call runs on this thread: Python code that it reaches is its implementation,
+/// not the user's program.
+bool inside_operator();
+
+}  // namespace kiln::aten

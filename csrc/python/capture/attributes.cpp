@@ -1,0 +1,585 @@
+// Attributes, globals and cells: reads by path with guards, writes into overlays.
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using SK = guards::Source::Kind;
+using GK = Guard::Kind;
+
+py::Ref* Overlay::find(PyObject* name) {
+  for (auto& [n, v] : entries)
+    if (n.get() == name || PyUnicode_Compare(n.get(), name) == 0) return &v;
+  return nullptr;
+}
+
+namespace {
+Overlay& overlay_of(std::unordered_map<PyObject*, Overlay>& map, PyObject* o, std::vector<PyObject*>* order = nullptr) {
+  Overlay& overlay = map[o];
+  if (!overlay.object) {
+    overlay.object = py::Ref::borrow(o);
+    if (order) order->push_back(o);
+  }
+  return overlay;
+}
+
+void write(Overlay& overlay, PyObject* name, PyObject* value) {
+  if (py::Ref* v = overlay.find(name))
+    *v = py::Ref::borrow(value);
+  else
+    overlay.entries.emplace_back(py::Ref::borrow(name), py::Ref::borrow(value));
+}
+
+bool missing(PyObject* o, PyObject* name) {
+  PyErr_Format(PyExc_AttributeError, "'%.50s' object has no attribute '%U'", Py_TYPE(o)->tp_name, name);
+  return false;
+}
+
+/// The C function behind a type's slot wrapper of this name, null if it is something else.
+void* slot_function(PyTypeObject* t, PyObject* name) {
+  PyObject* d = _PyType_Lookup(t, name);
+  return d && Py_TYPE(d) == &PyWrapperDescr_Type ? reinterpret_cast<PyWrapperDescrObject*>(d)->d_wrapped : nullptr;
+}
+
+bool reads_generically(PyTypeObject* t) {
+  return t->tp_getattro == PyObject_GenericGetAttr ||
+         slot_function(t, names().getattribute) == reinterpret_cast<void*>(PyObject_GenericGetAttr);
+}
+
+bool is_c_accessor(PyObject* descr) {
+  return Py_TYPE(descr) == &PyGetSetDescr_Type || Py_TYPE(descr) == &PyMemberDescr_Type;
+}
+}  // namespace
+
+bool Machine::is_trusted_namespace(PyObject* dict) {
+  auto it = trusted_.find(dict);
+  if (it != trusted_.end()) return it->second;
+  static PyObject* stdlib = PySys_GetObject("stdlib_module_names");
+  static PyObject* key = PyUnicode_InternFromString("__name__");
+  bool trusted = false;
+  PyObject* name = PyDict_GetItemWithError(dict, key);
+  if (name && PyUnicode_Check(name)) {
+    std::string s = PyUnicode_AsUTF8(name);
+    s = s.substr(0, s.find('.'));
+    py::Ref package = py::Ref::steal(PyUnicode_FromString(s.c_str()));
+    trusted = s == "torch" || s == "kiln" || (stdlib && s != "__main__" && PySet_Contains(stdlib, package.get()) == 1);
+  }
+  PyErr_Clear();
+  alive.push_back(py::Ref::borrow(dict));
+  return trusted_[dict] = trusted;
+}
+
+// --- globals
+// -----------------------------------------------------------------------------------------------------------
+
+PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing) {
+  if (!globals_written.empty()) {
+    auto it = globals_written.find(globals);
+    if (it != globals_written.end())
+      if (py::Ref* v = it->second.find(name)) {
+        if (*v) return v->new_ref();
+        globals = nullptr;
+      }
+  }
+  if (globals) {
+    auto cached = globals_seen_.find({globals, name});
+    if (cached != globals_seen_.end()) return cached->second.new_ref();
+    PyObject* o = PyDict_GetItemWithError(globals, name);
+    if (o) {
+      PyObject* v;
+      const Class c = classify(o);
+      const bool code = c == Class::Function || c == Class::Module || c == Class::Type || c == Class::Singleton;
+      if (code && is_trusted_namespace(globals) && o != Py_None && !PyBool_Check(o)) {
+        if (c != Class::Singleton) remember_constant(o);
+        v = Py_NewRef(o);
+      } else {
+        v = see(o, child(SK::Global, child(SK::Const, nullptr, globals), name));
+      }
+      if (!v) return nullptr;
+      alive.push_back(py::Ref::borrow(name));
+      globals_seen_.emplace(std::make_pair(globals, name), py::Ref::borrow(v));
+      return v;
+    }
+    if (PyErr_Occurred()) return nullptr;
+    if (builtins && !is_trusted_namespace(globals)) guard(GK::DictLacks, child(SK::Const, nullptr, globals), name);
+  }
+  if (builtins) {
+    PyObject* o = PyDict_CheckExact(builtins) ? PyDict_GetItemWithError(builtins, name) : nullptr;
+    if (o) return Py_NewRef(o);
+  }
+  if (!PyErr_Occurred() && !allow_missing) PyErr_Format(PyExc_NameError, "name '%U' is not defined", name);
+  return nullptr;
+}
+
+bool Machine::store_global(PyObject* globals, PyObject* name, PyObject* value) {
+  if (!value) {
+    PyObject* old = load_global(globals, nullptr, name);
+    if (!old) return false;
+    Py_DECREF(old);
+  }
+  write(overlay_of(globals_written, globals), name, value);
+  return true;
+}
+
+// --- cells
+// -------------------------------------------------------------------------------------------------------------
+
+PyObject* Machine::load_cell(PyObject* cell, const SourcePtr& source) {
+  if (!cell) return nullptr;
+  if (made_cells.count(cell)) return Py_XNewRef(PyCell_GET(cell));
+  auto it = cells_written.find(cell);
+  if (it != cells_written.end()) return it->second.new_ref();
+  PyObject* o = PyCell_GET(cell);
+  if (!o) return nullptr;
+  auto s = cell_source.find(cell);
+  SourcePtr path = s != cell_source.end() ? s->second : source;
+  if (!path) path = child(SK::CellContents, child(SK::Const, nullptr, cell), nullptr);
+  return see(o, path);
+}
+
+bool Machine::store_cell(PyObject* cell, PyObject* value) {
+  if (made_cells.count(cell)) {
+    PyCell_Set(cell, value);
+    return true;
+  }
+  auto s = cell_source.find(cell);
+  if (s != cell_source.end() && s->second->kind == SK::Cell) {
+    graph_break("write-to-cell", "assigning to a nonlocal variable of the captured function");
+    return false;
+  }
+  if (!cells_written.count(cell)) cells_order.push_back(py::Ref::borrow(cell));
+  cells_written[cell] = py::Ref::borrow(value);
+  return true;
+}
+
+// --- reading attributes
+// ------------------------------------------------------------------------------------------------
+
+PyObject* Machine::instance_dict(PyObject* o) {
+  Known* k = find_plain(o);
+  if (!k) {
+    static PyObject* dict_name = names().dict;
+    return after_c_call(PyObject_GetAttr(o, dict_name));
+  }
+  PyObject** slot = _PyObject_GetDictPtr(o);
+  if (!slot) return PyObject_GetAttr(o, names().dict);
+  // An object without attributes gets its (empty) dict now; that changes nothing the program can see.
+  py::Ref dict = py::Ref::steal(PyObject_GenericGetDict(o, nullptr));
+  if (!dict) return nullptr;
+  const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
+  py::Ref shadow = py::Ref::steal(see(dict.get(), source));
+  if (!shadow) return nullptr;
+  auto it = overlays.find(o);
+  if (it != overlays.end()) {
+    for (auto& [name, value] : it->second.entries) {
+      const int rc =
+          value ? PyDict_SetItem(shadow.get(), name.get(), value.get()) : PyDict_DelItem(shadow.get(), name.get());
+      if (rc < 0) PyErr_Clear();
+    }
+    overlays.erase(it);
+  }
+  dict_shadows_[o] = shadow;
+  return shadow.release();
+}
+
+PyObject* Machine::load_instance_attr(PyObject* o, Known* k, PyObject* name, bool* found) {
+  *found = false;
+  if (!dict_shadows_.empty()) {
+    auto it = dict_shadows_.find(o);
+    if (it != dict_shadows_.end()) {
+      PyObject* v = PyDict_GetItemWithError(it->second.get(), name);
+      *found = v != nullptr;
+      return Py_XNewRef(v);
+    }
+  }
+  if (!overlays.empty()) {
+    auto it = overlays.find(o);
+    if (it != overlays.end())
+      if (py::Ref* v = it->second.find(name)) {
+        *found = static_cast<bool>(*v);
+        return v->new_ref();
+      }
+  }
+  auto seen = attributes_seen_.find({o, name});
+  if (seen != attributes_seen_.end()) {
+    *found = static_cast<bool>(seen->second);
+    return seen->second.new_ref();
+  }
+  PyObject** slot = _PyObject_GetDictPtr(o);
+  PyObject* dict = slot ? *slot : nullptr;
+  py::Ref made_dict;
+  if (!dict && slot) {
+    made_dict = py::Ref::steal(PyObject_GenericGetDict(o, nullptr));
+    dict = made_dict.get();
+  }
+  PyObject* v = nullptr;
+  if (dict) {
+    PyObject* real = PyDict_GetItemWithError(dict, name);
+    if (!real && PyErr_Occurred()) return nullptr;
+    const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
+    if (real) {
+      v = see(real, child(SK::DictItem, source, name));
+      if (!v) return nullptr;
+      *found = true;
+    } else {
+      guard(GK::DictLacks, source, name);
+    }
+  }
+  alive.push_back(py::Ref::borrow(name));
+  attributes_seen_.emplace(std::make_pair(o, name), py::Ref::borrow(v));
+  return v;
+}
+
+PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok) {
+  PyTypeObject* t = Py_TYPE(o);
+  PyObject* descr = _PyType_Lookup(t, name);
+  py::Ref hold = py::Ref::borrow(descr);
+  descrgetfunc get = descr ? Py_TYPE(descr)->tp_descr_get : nullptr;
+  if (descr && get && Py_TYPE(descr)->tp_descr_set) {
+    if (!is_c_accessor(descr)) return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+    if (name == names().dict || PyUnicode_Compare(name, names().dict) == 0) return instance_dict(o);
+    auto it = overlays.find(o);
+    if (it != overlays.end())
+      if (py::Ref* v = it->second.find(name)) {
+        if (*v) return v->new_ref();
+        if (!missing_ok) missing(o, name);
+        return nullptr;
+      }
+    py::Ref real = py::Ref::steal(get(descr, o, reinterpret_cast<PyObject*>(t)));
+    if (!real) {
+      if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+      return nullptr;
+    }
+    if (real.get() == reinterpret_cast<PyObject*>(t)) return real.release();  // __class__
+    return see(real.get(), child(SK::Attr, k->source, name));
+  }
+  bool found = false;
+  PyObject* v = load_instance_attr(o, k, name, &found);
+  if (found || PyErr_Occurred()) return v;
+  if (descr && get) return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+  if (descr) {
+    // A class attribute: the type's guard holds what it is, but not what is inside a container or an instance.
+    if (is_constant(descr)) return hold.release();
+    return see(descr, child(SK::Attr, child(SK::Const, nullptr, reinterpret_cast<PyObject*>(t)), name));
+  }
+  if (!missing_ok) missing(o, name);
+  return nullptr;
+}
+
+PyObject* Machine::load_module_attr(PyObject* module, Known* k, PyObject* name, bool missing_ok) {
+  PyObject* dict = PyModule_GetDict(module);
+  // A module's class may have data descriptors of its own (torch.backends), which come first.
+  PyTypeObject* t = Py_TYPE(module);
+  PyObject* descr = t == &PyModule_Type ? nullptr : _PyType_Lookup(t, name);
+  if (descr && Py_TYPE(descr)->tp_descr_get && Py_TYPE(descr)->tp_descr_set)
+    return after_c_call(Py_TYPE(descr)->tp_descr_get(descr, module, reinterpret_cast<PyObject*>(t)));
+  PyObject* v = load_global(dict, nullptr, name, true);
+  if (v || PyErr_Occurred()) return v;
+  {
+    Paused paused_here(*this);  // lazy modules and torch.ops fill themselves; that is idempotent
+    aten::RecordingPaused no_recording;
+    v = PyObject_GetAttr(module, name);
+  }
+  if (!v) {
+    if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return nullptr;
+  }
+  py::Ref hold = py::Ref::steal(v);
+  return see(v, child(SK::Attr, child(SK::Const, nullptr, module), name));
+}
+
+PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool missing_ok) {
+  auto written = overlays.find(type);
+  if (written != overlays.end())
+    if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
+  PyObject* v = PyObject_GetAttr(type, name);
+  if (!v) {
+    if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return after_c_call(nullptr);
+  }
+  py::Ref hold = py::Ref::steal(v);
+  const Class c = classify(v);
+  if (c == Class::Function || c == Class::Type || c == Class::Method || is_constant(v)) {
+    auto* t = reinterpret_cast<PyTypeObject*>(type);
+    PyObject* module = t->tp_flags & Py_TPFLAGS_HEAPTYPE ? PyDict_GetItem(t->tp_dict, names().module) : nullptr;
+    const bool builtin = !(t->tp_flags & Py_TPFLAGS_HEAPTYPE);
+    if (!builtin && (!module || !PyUnicode_Check(module) || strncmp(PyUnicode_AsUTF8(module), "torch", 5) != 0)) {
+      // Functions and constants of a class of the user's: one guard on the class's version covers them all.
+      class_versions_.insert(type);
+    }
+    return hold.release();
+  }
+  // Descriptors make new objects (super, properties of metaclasses); only what the class holds is an existing object.
+  if (Py_REFCNT(v) == 1) return hold.release();
+  if (find(v)) return observe(find(v)->stand_in.get()) ? find(v)->stand_in.new_ref() : nullptr;
+  return see(v, child(SK::Attr, source_of_object(type), name));
+}
+
+PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
+  PyTypeObject* t = Py_TYPE(o);
+  auto native = [&]() -> PyObject* {
+    PyObject* v = PyObject_GetAttr(o, name);
+    if (!v && missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError) && !break_pending()) PyErr_Clear();
+    if (!v && !PyErr_Occurred()) return nullptr;
+    return after_c_call(v);
+  };
+  switch (classify_type(t)) {
+    case Class::Module:
+      return load_module_attr(o, find(o), name, missing_ok);
+    case Class::Type:
+      return load_type_attr(o, find(o), name, missing_ok);
+    case Class::Tensor:
+      return load_tensor_attr(o, name, missing_ok);
+    case Class::Method:
+      if (Known* k = find_plain(o)) {
+        py::Ref v = py::Ref::steal(PyObject_GetAttr(o, name));
+        if (!v) {
+          if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+          return nullptr;
+        }
+        if (Py_REFCNT(v.get()) == 1) return v.release();
+        return see(v.get(), child(SK::Attr, k->source, name));
+      }
+      return native();
+    case Class::Function:
+    case Class::Instance: {
+      Known* k = find_plain(o);
+      if (!k) {
+        PyObject* v = native();
+        if (!v || find(v)) return v;
+        // What a made object shows may still belong to its class.
+        const Class c = classify(v);
+        if (c < Class::Tuple || c > Class::Tensor || is_constant(v)) return v;
+        if (_PyType_Lookup(t, name) == v) {
+          py::Ref hold = py::Ref::steal(v);
+          return see(v, child(SK::Attr, child(SK::Const, nullptr, reinterpret_cast<PyObject*>(t)), name));
+        }
+        return v;
+      }
+      if (!reads_generically(t)) return native();
+      py::Ref method;
+      PyObject* getattr = _PyType_Lookup(t, names().getattr);
+      if (!getattr) return generic_load_attr(o, k, name, missing_ok);
+      const SourcePtr source = k->source;
+      PyObject* v = generic_load_attr(o, k, name, true);
+      if (v) return v;
+      if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
+        PyErr_Clear();
+      }
+      if (getattr == names().module_getattr) return load_nn_module_attr(o, find(o), name, missing_ok);
+      method = py::Ref::borrow(getattr);
+      PyObject* args[3] = {nullptr, o, name};
+      v = PyObject_Vectorcall(getattr, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+      if (!v && missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+      return v;
+    }
+    default:
+      return native();
+  }
+}
+
+PyObject* Machine::load_nn_module_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok) {
+  PyObject* const stores[] = {names().parameters, names().buffers, names().modules};
+  for (PyObject* store : stores) {
+    bool found = false;
+    // Look into the store without making a shadow of all of it, if nothing has written there.
+    PyObject** slot = _PyObject_GetDictPtr(o);
+    PyObject* dict = slot ? *slot : nullptr;
+    PyObject* real = dict ? PyDict_GetItemWithError(dict, store) : nullptr;
+    if (real && PyDict_CheckExact(real) && !find(real) && !dict_shadows_.count(o) && !overlays.count(o)) {
+      const SourcePtr source = child(SK::DictItem, child(SK::InstanceDict, k->source, nullptr), store);
+      PyObject* v = PyDict_GetItemWithError(real, name);
+      if (v) return see(v, child(SK::DictItem, source, name));
+      if (PyErr_Occurred()) return nullptr;
+      guard(GK::DictLacks, source, name);
+      continue;
+    }
+    py::Ref contents = py::Ref::steal(load_instance_attr(o, k, store, &found));
+    if (PyErr_Occurred()) return nullptr;
+    if (!found) continue;
+    PyObject* v = PyObject_GetItem(contents.get(), name);
+    if (v) {
+      if (!observe(v)) Py_CLEAR(v);
+      return v;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return nullptr;
+    PyErr_Clear();
+  }
+  if (!missing_ok) missing(o, name);
+  return nullptr;
+}
+
+int Machine::load_method(PyObject* o, PyObject* name, PyObject** method) {
+  const Class c = classify(o);
+  if (c == Class::Instance || c == Class::Function) {
+    Known* k = find_plain(o);
+    PyTypeObject* t = Py_TYPE(o);
+    if (k && reads_generically(t)) {
+      PyObject* descr = _PyType_Lookup(t, name);
+      if (descr && PyType_HasFeature(Py_TYPE(descr), Py_TPFLAGS_METHOD_DESCRIPTOR)) {
+        py::Ref hold = py::Ref::borrow(descr);
+        bool found = false;
+        PyObject* v = load_instance_attr(o, k, name, &found);
+        if (PyErr_Occurred()) return -1;
+        *method = found ? v : hold.release();
+        return found ? 0 : 1;
+      }
+    } else if (!k) {
+      const int unbound = _PyObject_GetMethod(o, name, method);
+      if (!*method) {
+        after_c_call(nullptr);
+        return -1;
+      }
+      return unbound;
+    }
+  } else if (c == Class::Tensor) {
+    PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
+    if (descr && PyType_HasFeature(Py_TYPE(descr), Py_TPFLAGS_METHOD_DESCRIPTOR)) {
+      *method = Py_NewRef(descr);
+      return 1;
+    }
+  } else if (c != Class::Module && c != Class::Type && c != Class::Method) {
+    const int unbound = _PyObject_GetMethod(o, name, method);
+    if (!*method) return -1;
+    return unbound;
+  }
+  *method = load_attr(o, name);
+  return *method ? 0 : -1;
+}
+
+PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok) {
+  auto written = overlays.find(o);
+  if (written != overlays.end())
+    if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
+  if (PyUnicode_Compare(name, names().grad) == 0) return load_grad(o);
+  if (PyUnicode_Compare(name, names().data) == 0) {
+    static PyObject* detach = PyObject_GetAttrString(names().tensor_type, "detach");
+    return call(detach, &o, 1, nullptr);
+  }
+  PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
+  PyObject* args[2] = {o, name};
+  PyObject* v;
+  if (descr && is_c_accessor(descr)) {
+    static PyObject* getattr = PyObject_GetAttrString(PyImport_AddModule("builtins"), "getattr");
+    v = torch_call(getattr, args, 2, nullptr, [&] { return PyObject_GetAttr(o, name); });
+  } else {
+    v = after_c_call(PyObject_GetAttr(o, name));
+  }
+  if (v || !PyErr_ExceptionMatches(PyExc_AttributeError) || break_pending()) return v;
+  // An attribute that the user hung on the real tensor.
+  Known* k = find(o);
+  if (k && k->real.get() != o) {
+    PyObject** slot = _PyObject_GetDictPtr(k->real.get());
+    PyObject* dict = slot ? *slot : nullptr;
+    const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
+    if (dict) {
+      PyObject* real = PyDict_GetItem(dict, name);
+      if (real) {
+        PyErr_Clear();
+        return see(real, child(SK::DictItem, source, name));
+      }
+    }
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    guard(GK::DictLacks, source, name);
+    PyErr_Restore(type, value, tb);
+  }
+  if (missing_ok) PyErr_Clear();
+  return nullptr;
+}
+
+// --- writing attributes
+// ------------------------------------------------------------------------------------------------
+
+bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
+  Known* k = find(o);
+  const bool plain = k && k->kind == Known::Kind::Plain;
+  if (!plain && !(k && k->kind == Known::Kind::Tensor)) {
+    if (PyObject_GenericSetAttr(o, name, value) == 0) return true;
+    after_c_call(nullptr);
+    return false;
+  }
+  PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
+  if (descr && Py_TYPE(descr)->tp_descr_set) {
+    if (!is_c_accessor(descr)) {
+      py::Ref hold = py::Ref::borrow(descr);
+      if (Py_TYPE(descr)->tp_descr_set(descr, o, value) == 0) return true;
+      after_c_call(nullptr);
+      return false;
+    }
+    if (Py_TYPE(descr) == &PyGetSetDescr_Type) {
+      graph_break("write-to-c-attribute",
+                  std::string("writing attribute ") + PyUnicode_AsUTF8(name) + " of a " + Py_TYPE(o)->tp_name);
+      return false;
+    }
+  }
+  auto it = dict_shadows_.find(o);
+  if (it != dict_shadows_.end()) {
+    if (value) return PyDict_SetItem(it->second.get(), name, value) == 0;
+    if (PyDict_DelItem(it->second.get(), name) == 0) return true;
+    PyErr_Clear();
+    return missing(o, name);
+  }
+  if (!value) {
+    bool found = false;
+    py::Ref old = py::Ref::steal(load_instance_attr(o, k, name, &found));
+    if (!found) return PyErr_Occurred() ? false : missing(o, name);
+  }
+  write(overlay_of(overlays, o, &overlay_order), name, value);
+  return true;
+}
+
+bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
+  const Class c = classify(o);
+  if (c == Class::Tensor) return store_tensor_attr(o, name, value);
+  Known* k = find_plain(o);
+  if (!k && c != Class::Type) {
+    if (PyObject_SetAttr(o, name, value) == 0) return true;
+    after_c_call(nullptr);
+    return false;
+  }
+  if (c == Class::Module) return store_global(PyModule_GetDict(o), name, value);
+  if (c == Class::Type) {
+    if (!(reinterpret_cast<PyTypeObject*>(o)->tp_flags & Py_TPFLAGS_HEAPTYPE) || k) {
+      graph_break("write-to-class", "writing an attribute of a class that existed before");
+      return false;
+    }
+    if (PyObject_SetAttr(o, name, value) == 0) return true;
+    after_c_call(nullptr);
+    return false;
+  }
+  PyTypeObject* t = Py_TYPE(o);
+  void* set = slot_function(t, names().setattr);
+  void* del = slot_function(t, names().delattr);
+  const bool generic = t->tp_setattro == PyObject_GenericSetAttr ||
+                       ((value ? set : del) == reinterpret_cast<void*>(PyObject_GenericSetAttr));
+  if (generic) return generic_store_attr(o, name, value);
+  PyObject* f = _PyType_Lookup(t, value ? names().setattr : names().delattr);
+  if (f && PyFunction_Check(f)) {
+    if (f == names().module_setattr && value && is_plain_module_write(o, name, value))
+      return generic_store_attr(o, name, value);
+    if (PyObject_SetAttr(o, name, value) == 0) return true;
+    after_c_call(nullptr);
+    return false;
+  }
+  graph_break("write-to-c-object", std::string("writing an attribute of a ") + t->tp_name);
+  return false;
+}
+
+bool Machine::is_plain_module_write(PyObject* o, PyObject* name, PyObject* value) {
+  // nn.Module.__setattr__ ends in object.__setattr__ for plain values under names that no store holds.
+  if (!is_constant(value) && classify(value) != Class::List && classify(value) != Class::Dict) return false;
+  PyObject** slot = _PyObject_GetDictPtr(o);
+  PyObject* dict = slot ? *slot : nullptr;
+  if (!dict || dict_shadows_.count(o)) return false;
+  PyObject* const stores[] = {names().parameters, names().buffers, names().modules};
+  for (PyObject* store : stores) {
+    PyObject* real = PyDict_GetItem(dict, store);
+    if (!real || !PyDict_CheckExact(real) || find(real) || PyDict_Contains(real, name)) return false;
+    guard(GK::DictLacks, child(SK::DictItem, child(SK::InstanceDict, find(o)->source, nullptr), store), name);
+  }
+  return true;
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,424 @@
+// Calls: Python functions come back through the frame hook; C functions by their policy.
+#include "aten/fake.h"
+#include "python/capture/callables.h"
+#include "python/capture/eval.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+namespace {
+std::string describe(PyObject* callable) {
+  PyObject* shown = callable;
+  py::Ref name = py::Ref::steal(PyObject_GetAttr(shown, names().qualname));
+  if (!name) PyErr_Clear();
+  py::Ref module = py::Ref::steal(PyObject_GetAttr(shown, names().module));
+  if (!module) PyErr_Clear();
+  std::string s;
+  if (module && PyUnicode_Check(module.get())) s = std::string(PyUnicode_AsUTF8(module.get())) + ".";
+  if (name && PyUnicode_Check(name.get()))
+    s += PyUnicode_AsUTF8(name.get());
+  else
+    s += std::string("an object of class ") + Py_TYPE(callable)->tp_name;
+  return s;
+}
+
+/// Functions of torch.nn.functional are one node at torch level, whatever they call.
+bool is_functional_leaf(PyObject* f) {
+  static auto* known = new std::unordered_map<PyObject*, bool>();  // by code object, which is kept
+  auto* function = reinterpret_cast<PyFunctionObject*>(f);
+  auto it = known->find(function->func_code);
+  if (it != known->end()) return it->second;
+  PyObject* module = function->func_module;
+  const bool leaf = module && PyUnicode_Check(module) && strcmp(PyUnicode_AsUTF8(module), "torch.nn.functional") == 0 &&
+                    PyUnicode_READ_CHAR(function->func_name, 0) != '_';
+  Py_INCREF(function->func_code);
+  (*known)[function->func_code] = leaf;
+  return leaf;
+}
+
+PyObject* self_of(PyObject* callable) {
+  if (PyCFunction_Check(callable)) return PyCFunction_GET_SELF(callable);
+  if (Py_TYPE(callable) == &_PyMethodWrapper_Type) {
+    struct Wrapper {
+      PyObject_HEAD PyWrapperDescrObject* descr;
+      PyObject* self;
+    };
+    return reinterpret_cast<Wrapper*>(callable)->self;
+  }
+  return nullptr;
+}
+}  // namespace
+
+bool Machine::has_fake(PyObject* o, int level) {
+  if (THPVariable_Check(o)) return aten::is_fake(THPVariable_Unpack(o));
+  if (level > 3) return false;
+  if (PyTuple_Check(o) || PyList_Check(o)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
+      if (has_fake(PySequence_Fast_GET_ITEM(o, i), level + 1)) return true;
+  } else if (PyDict_Check(o)) {
+    Py_ssize_t pos = 0;
+    PyObject *k, *v;
+    while (PyDict_Next(o, &pos, &k, &v))
+      if (has_fake(v, level + 1)) return true;
+  }
+  return false;
+}
+
+PyObject* Machine::after_c_call(PyObject* r) {
+  if (!r) {
+    if (trace.failure && !broken) {
+      aten::Trace::Failure failure = *std::exchange(trace.failure, std::nullopt);
+      return graph_break(failure.id.c_str(), failure.cause);
+    }
+    return nullptr;
+  }
+  if (broken) {  // C code swallowed the exception that carries the break
+    Py_DECREF(r);
+    if (!PyErr_Occurred()) PyErr_SetNone(graph_break_type());
+    return nullptr;
+  }
+  const Class c = classify(r);
+  if (c == Class::Constant || c == Class::Singleton || c == Class::Type) return r;
+  if (Known* k = find(r)) {
+    if (k->stand_in.get() != r) {
+      Py_DECREF(r);
+      r = k->stand_in.new_ref();
+    }
+    if (!observe(r)) Py_CLEAR(r);
+    return r;
+  }
+  if (c == Class::Tensor && !aten::is_fake(THPVariable_Unpack(r))) {
+    Py_DECREF(r);
+    return graph_break("tensor-from-c-code", "a tensor that came out of C code without a path to it");
+  }
+  return r;
+}
+
+PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
+                              const std::function<PyObject*()>& f) {
+  const int64_t before = trace.num_nodes;
+  ++torch_depth;
+  PyObject* r = f();
+  --torch_depth;
+  r = after_c_call(r);
+  if (!r || torch_depth > 0 || trace.num_nodes == before) return r;
+  if (!record_torch_level(target, args, n, kwnames, r)) Py_CLEAR(r);
+  return r;
+}
+
+PyObject* Machine::call_ex(PyObject* callable, PyObject* args, PyObject* kwargs) {
+  const Py_ssize_t n = PyTuple_GET_SIZE(args), nk = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
+  std::vector<PyObject*> flat(static_cast<size_t>(1 + n + nk));
+  for (Py_ssize_t i = 0; i < n; ++i) flat[1 + i] = PyTuple_GET_ITEM(args, i);
+  py::Ref kwnames;
+  if (nk) {
+    kwnames = py::Ref::steal(PyTuple_New(nk));
+    if (!kwnames) return nullptr;
+    Py_ssize_t pos = 0, i = 0;
+    PyObject *k, *v;
+    while (PyDict_Next(kwargs, &pos, &k, &v)) {
+      if (!PyUnicode_Check(k)) {
+        PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+        return nullptr;
+      }
+      PyTuple_SET_ITEM(kwnames.get(), i, Py_NewRef(k));
+      flat[1 + n + i++] = v;
+    }
+  }
+  return call(callable, flat.data() + 1, static_cast<size_t>(n) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
+}
+
+PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  PyTypeObject* t = Py_TYPE(callable);
+  const size_t n = PyVectorcall_NARGS(nargsf);
+  const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
+  auto prepend = [&](PyObject* function, PyObject* self) {
+    std::vector<PyObject*> flat(all + 2);
+    flat[1] = self;
+    std::copy(args, args + all, flat.begin() + 2);
+    return call(function, flat.data() + 1, (n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+  };
+  if (t == &PyFunction_Type) {
+    if (torch_depth == 0 && all > 0 && is_functional_leaf(callable)) {
+      bool fake = false;
+      for (size_t i = 0; i < all && !fake; ++i) fake = has_fake(args[i]);
+      if (fake) return torch_call(callable, args, n, kwnames, native);
+    }
+    return native();
+  }
+  if (t == &PyMethod_Type) {
+    py::Ref function, self;
+    if (find_plain(callable)) {
+      function = py::Ref::steal(load_attr(callable, names().func));
+      self = py::Ref::steal(load_attr(callable, names().self));
+      if (!function || !self) return nullptr;
+    } else {
+      function = py::Ref::borrow(PyMethod_GET_FUNCTION(callable));
+      self = py::Ref::borrow(PyMethod_GET_SELF(callable));
+    }
+    return prepend(function.get(), self.get());
+  }
+  if (PyType_Check(callable)) return call_type(callable, args, nargsf, kwnames);
+  if (reinterpret_cast<PyObject*>(t) == names().partial) return call_partial(callable, args, nargsf, kwnames);
+  if (t == &PyCFunction_Type || t == &PyCMethod_Type || t == &PyMethodDescr_Type || t == &PyWrapperDescr_Type ||
+      t == &_PyMethodWrapper_Type || t == &PyClassMethodDescr_Type)
+    return call_c(callable, args, nargsf, kwnames);
+  if (is_torch_operator(callable)) {
+    return torch_call(callable, args, n, kwnames, [&] {
+      Paused paused_here(*this);
+      return native();
+    });
+  }
+  // An instance with __call__ in Python comes back through the hook.
+  PyObject* method = _PyType_Lookup(t, names().call);
+  if (method && PyFunction_Check(method)) {
+    py::Ref hold = py::Ref::borrow(method);
+    return prepend(method, callable);
+  }
+  if (t == &_PyWeakref_RefType) return call_weakref(callable);
+  if (strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0) {  // the function itself, without the cache
+    static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
+    py::Ref wrapped = py::Ref::steal(load_attr(callable, wrapped_name));
+    return wrapped ? call(wrapped.get(), args, nargsf, kwnames) : nullptr;
+  }
+  if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
+    return after_c_call(native());
+  return graph_break("call-of-unknown-object", "a call of " + describe(callable));
+}
+
+PyObject* Machine::call_weakref(PyObject* ref) {
+  PyObject* o = PyWeakref_GetObject(ref);
+  Known* k = find(ref);
+  if (!k || o == Py_None) return after_c_call(Py_NewRef(o));
+  return see(o, child(guards::Source::Kind::WeakRef, k->source, nullptr));
+}
+
+PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  static PyObject *func = PyUnicode_InternFromString("func"), *bound = PyUnicode_InternFromString("args"),
+                  *keywords = PyUnicode_InternFromString("keywords");
+  py::Ref f = py::Ref::steal(load_attr(partial, func));
+  py::Ref first = f ? py::Ref::steal(load_attr(partial, bound)) : py::Ref();
+  py::Ref kw = first ? py::Ref::steal(load_attr(partial, keywords)) : py::Ref();
+  if (!kw) return nullptr;
+  const Py_ssize_t n = PyVectorcall_NARGS(nargsf), nb = PyTuple_GET_SIZE(first.get());
+  py::Ref all = py::Ref::steal(PyTuple_New(nb + n));
+  py::Ref merged = py::Ref::steal(PyDict_Copy(kw.get()));
+  if (!all || !merged) return nullptr;
+  for (Py_ssize_t i = 0; i < nb; ++i) PyTuple_SET_ITEM(all.get(), i, Py_NewRef(PyTuple_GET_ITEM(first.get(), i)));
+  for (Py_ssize_t i = 0; i < n; ++i) PyTuple_SET_ITEM(all.get(), nb + i, Py_NewRef(args[i]));
+  for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
+    if (PyDict_SetItem(merged.get(), PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) return nullptr;
+  return call_ex(f.get(), all.get(), merged.get());
+}
+
+PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* t = reinterpret_cast<PyTypeObject*>(type);
+  auto native = [&] { return after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames)); };
+  if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
+    if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
+    // Enumerations and other metaclasses in Python.
+    PyObject* method = _PyType_Lookup(Py_TYPE(type), names().call);
+    if (method && PyFunction_Check(method)) return native();
+  }
+  if (type == names().parameter_type || PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(names().tensor_type)))
+    return graph_break("tensor-constructor", std::string("a call of the class ") + t->tp_name);
+  // The constructors that run are those in Python; of C's only tp_new of a base that is not known remains.
+  PyTypeObject* base = t;
+  while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
+  if (base == &PyBaseObject_Type) return native();
+  return graph_break("call-of-unknown-class", std::string("a call of the class ") + t->tp_name);
+}
+
+PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  const size_t n = PyVectorcall_NARGS(nargsf);
+  auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
+  // The arguments with the receiver in front, however it was bound.
+  PyObject* self = self_of(callable);
+  const bool bound = self && !PyModule_Check(self) && Py_TYPE(callable) != &PyMethodDescr_Type &&
+                     Py_TYPE(callable) != &PyWrapperDescr_Type;
+  auto arg = [&](size_t i) -> PyObject* {
+    if (bound) return i == 0 ? self : i - 1 < n ? args[i - 1] : nullptr;
+    return i < n ? args[i] : nullptr;
+  };
+  const size_t count = n + (bound ? 1 : 0);
+  const Policy policy = policy_of(callable);
+  switch (policy) {
+    case Policy::Pure:
+    case Policy::Iter:
+    case Policy::Next: {
+      // A C method on an existing object of a container's subclass would read or write the object itself.
+      PyObject* receiver = arg(0);
+      if (receiver &&
+          (bound || Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type)) {
+        Known* k = find_plain(receiver);
+        if (k &&
+            (PyDict_Check(receiver) || PyList_Check(receiver) || PyTuple_Check(receiver) || PyAnySet_Check(receiver)))
+          return graph_break("container-from-outside",
+                             std::string("a method of an existing ") + Py_TYPE(receiver)->tp_name);
+      }
+      if (policy == Policy::Next && receiver && find_plain(receiver))
+        return graph_break("iterator-from-outside", std::string("next() of an existing ") + Py_TYPE(receiver)->tp_name);
+      return after_c_call(native());
+    }
+    case Policy::Operator: {
+      bool tensor = false;
+      for (size_t i = 0; i < count; ++i) tensor = tensor || THPVariable_Check(arg(i));
+      if (!tensor) return after_c_call(native());
+      return torch_call(callable, args, n, kwnames, native);
+    }
+    case Policy::Torch: {
+      if (!bound) return torch_call(callable, args, n, kwnames, native);
+      if (!THPVariable_Check(self)) return torch_call(callable, args, n, kwnames, native);
+      // x.relu stored and called later: record the method with its receiver in front.
+      std::vector<PyObject*> flat{self};
+      const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+      flat.insert(flat.end(), args, args + all);
+      PyObject* target = _PyType_Lookup(
+          Py_TYPE(self), PyUnicode_InternFromString(reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name));
+      return torch_call(target ? target : callable, flat.data(), n + 1, kwnames, native);
+    }
+    case Policy::TensorData:
+      return call_tensor_data(callable, args, nargsf, kwnames);
+    case Policy::Paused: {
+      Paused paused_here(*this);
+      return after_c_call(native());
+    }
+    case Policy::Global:
+      return after_c_call(native());
+    case Policy::Skip:
+      return Py_NewRef(Py_None);
+    case Policy::SkipSelf:
+      return Py_NewRef(arg(0) ? arg(0) : Py_None);
+    case Policy::True:
+      return Py_NewRef(Py_True);
+    case Policy::False:
+      return Py_NewRef(Py_False);
+    case Policy::Id: {
+      if (count != 1) return native();
+      PyObject* real = real_of(arg(0));
+      if (real) guard_identity(real);
+      return PyLong_FromVoidPtr(real ? real : arg(0));
+    }
+    case Policy::GetAttr: {
+      if (kwnames || count < 2 || count > 3 || !PyUnicode_Check(arg(1))) return native();
+      PyObject* v = load_attr(arg(0), arg(1), count == 3);
+      if (v || PyErr_Occurred() || count == 2) return v;
+      return Py_NewRef(arg(2));
+    }
+    case Policy::HasAttr: {
+      if (kwnames || count != 2 || !PyUnicode_Check(arg(1))) return native();
+      py::Ref v = py::Ref::steal(load_attr(arg(0), arg(1), true));
+      if (!v && PyErr_Occurred()) return nullptr;
+      return PyBool_FromLong(static_cast<bool>(v));
+    }
+    case Policy::SetAttr:
+      if (kwnames || count != 3 || !PyUnicode_Check(arg(1))) return native();
+      return store_attr(arg(0), arg(1), arg(2)) ? Py_NewRef(Py_None) : nullptr;
+    case Policy::DelAttr:
+      if (kwnames || count != 2 || !PyUnicode_Check(arg(1))) return native();
+      return store_attr(arg(0), arg(1), nullptr) ? Py_NewRef(Py_None) : nullptr;
+    case Policy::Vars:
+      if (count != 1) return graph_break("vars-of-a-frame", "vars() without an argument");
+      return instance_dict(arg(0));
+    case Policy::ObjectSetAttr:
+      if (kwnames || count != 3 || !PyUnicode_Check(arg(1))) return native();
+      return generic_store_attr(arg(0), arg(1), arg(2)) ? Py_NewRef(Py_None) : nullptr;
+    case Policy::ObjectDelAttr:
+      if (kwnames || count != 2 || !PyUnicode_Check(arg(1))) return native();
+      return generic_store_attr(arg(0), arg(1), nullptr) ? Py_NewRef(Py_None) : nullptr;
+    case Policy::ObjectGetAttr: {
+      if (kwnames || count != 2 || !PyUnicode_Check(arg(1))) return native();
+      Known* k = find_plain(arg(0));
+      if (!k || classify(arg(0)) != Class::Instance) return after_c_call(native());
+      return generic_load_attr(arg(0), k, arg(1), false);
+    }
+    case Policy::RequiresGrad:
+      return call_requires_grad(callable, args, nargsf, kwnames);
+    case Policy::RunBackward:
+      return call_run_backward(callable, args, nargsf, kwnames);
+    case Policy::Break:
+      return graph_break("call-that-breaks", "a call of " + describe(callable));
+    case Policy::Interpret:
+    case Policy::Unknown:
+      break;
+  }
+  // Methods that pybind11 made for operators, and operators of custom libraries, are tensor operations.
+  if (PyCFunction_Check(callable) && is_torch_operator(callable)) return torch_call(callable, args, n, kwnames, native);
+  return graph_break("call-of-unknown-c-function", "a call of the C function " + describe(callable));
+}
+
+bool Machine::is_torch_operator(PyObject* o) {
+  static PyObject* types = [] {
+    PyObject* m = PyImport_ImportModule("torch._ops");
+    PyObject* t = m ? Py_BuildValue("(NN)", PyObject_GetAttrString(m, "OpOverload"),
+                                    PyObject_GetAttrString(m, "OpOverloadPacket"))
+                    : nullptr;
+    Py_XDECREF(m);
+    PyErr_Clear();
+    return t;
+  }();
+  return types && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, 0))) ||
+         (types && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, 1))));
+}
+
+void Machine::guard_identity(PyObject* real) {
+  Known* k = find(real);
+  if (k) guard(Guard::Kind::Is, k->source, real);
+}
+
+PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
+  *handled = false;
+  PyCodeObject* code = frame->f_code;
+  const Policy policy = policy_of_code(code);
+  if (policy == Policy::Interpret) {
+    // Wrappers that keep another compiler away from a function: the function itself is called.
+    if (code->co_nfreevars == 0 || !is_disable_wrapper(code)) return nullptr;
+    *handled = true;
+    PyObject* fn = nullptr;
+    PyObject* closure = frame->f_func->func_closure;
+    for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i) {
+      const char* name = py311::local_name(code, code->co_nlocalsplus - code->co_nfreevars + static_cast<int>(i));
+      if (strcmp(name, "fn") == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
+    }
+    if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
+    // Their signature is (*args, **kwargs).
+    PyObject* args = frame->localsplus[0];
+    PyObject* kwargs = frame->localsplus[1];
+    return call_ex(fn, args, kwargs);
+  }
+  *handled = true;
+  switch (policy) {
+    case Policy::Skip:
+      return Py_NewRef(Py_None);
+    case Policy::SkipSelf:
+      return Py_NewRef(frame->localsplus[0]);
+    case Policy::True:
+      return Py_NewRef(Py_True);
+    case Policy::False:
+      return Py_NewRef(Py_False);
+    case Policy::Paused: {
+      Paused paused_here(*this);
+      aten::RecordingPaused no_recording;
+      return after_c_call(_PyEval_EvalFrameDefault(ts, frame, 0));
+    }
+    default:
+      return graph_break("call-that-breaks", std::string("a call of ") + PyUnicode_AsUTF8(code->co_qualname));
+  }
+}
+
+bool Machine::is_disable_wrapper(PyCodeObject* code) {
+  static auto* known = new std::unordered_map<PyCodeObject*, bool>();
+  auto it = known->find(code);
+  if (it != known->end()) return it->second;
+  const std::string name = PyUnicode_AsUTF8(code->co_qualname), file = PyUnicode_AsUTF8(code->co_filename);
+  auto ends = [&](const char* s) {
+    return file.size() >= strlen(s) && file.compare(file.size() - strlen(s), strlen(s), s) == 0;
+  };
+  const bool is = (name == "_disable_dynamo.<locals>.inner" && ends("torch/_compile.py")) ||
+                  (name == "DisableContext.__call__.<locals>._fn" && ends("_dynamo/eval_frame.py"));
+  Py_INCREF(code);
+  return (*known)[code] = is;
+}
+
+}  // namespace kiln::capture

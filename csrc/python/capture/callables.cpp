@@ -1,0 +1,174 @@
+#include "python/capture/callables.h"
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/log.h"
+#include "python/cpython/ref.h"
+
+namespace kiln::capture {
+namespace {
+
+struct Row {
+  const char* path;
+  Policy policy;
+};
+const Row kCallables[] = {
+#define KILN_CALLABLE(path, policy) {path, Policy::policy},
+#define KILN_FUNCTION(path, policy)
+#include "python/capture/callables.def"
+#undef KILN_CALLABLE
+#undef KILN_FUNCTION
+};
+const Row kFunctions[] = {
+#define KILN_CALLABLE(path, policy)
+#define KILN_FUNCTION(path, policy) {path, Policy::policy},
+#include "python/capture/callables.def"
+#undef KILN_CALLABLE
+#undef KILN_FUNCTION
+};
+
+/// Builtin functions and methods are told apart by their PyMethodDef, slot wrappers by slot and C function.
+const void* key_of(PyObject* o) {
+  PyTypeObject* t = Py_TYPE(o);
+  if (PyCFunction_Check(o)) return reinterpret_cast<PyCFunctionObject*>(o)->m_ml;
+  if (t == &PyMethodDescr_Type || t == &PyClassMethodDescr_Type)
+    return reinterpret_cast<PyMethodDescrObject*>(o)->d_method;
+  const PyWrapperDescrObject* d = nullptr;
+  if (t == &PyWrapperDescr_Type) d = reinterpret_cast<PyWrapperDescrObject*>(o);
+  if (t == &_PyMethodWrapper_Type) {
+    struct Wrapper {  // CPython 3.11's private wrapperobject
+      PyObject_HEAD PyWrapperDescrObject* descr;
+      PyObject* self;
+    };
+    d = reinterpret_cast<Wrapper*>(o)->descr;
+  }
+  if (d) return reinterpret_cast<const char*>(d->d_base) + reinterpret_cast<uintptr_t>(d->d_wrapped) * 31;
+  return o;
+}
+
+struct Tables {
+  std::unordered_map<const void*, Policy> callables;
+  std::unordered_map<const void*, Policy> functions;  // by code object
+  std::unordered_set<PyTypeObject*> pure_types;
+
+  void add(PyObject* o, Policy policy) {
+    if (PyType_Check(o)) return;
+    callables[key_of(o)] = policy;
+  }
+
+  /// The object at a dotted path; null (no error set) if there is none in this build of Python or PyTorch.
+  static py::Ref resolve(const std::string& path) {
+    size_t dot = path.find('.');
+    py::Ref o = py::Ref::steal(PyImport_ImportModule(path.substr(0, dot).c_str()));
+    while (o && dot != std::string::npos) {
+      const size_t next = path.find('.', dot + 1);
+      const std::string name = path.substr(dot + 1, next == std::string::npos ? next : next - dot - 1);
+      py::Ref v;
+      if (PyType_Check(o.get())) {
+        // The class's own entry: a classmethod or function rather than what it binds to.
+        PyObject* d = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(o.get())->tp_dict, name.c_str());
+        if (d) v = py::Ref::borrow(d);
+      }
+      if (!v) v = py::Ref::steal(PyObject_GetAttrString(o.get(), name.c_str()));
+      o = std::move(v);
+      dot = next;
+    }
+    if (!o) PyErr_Clear();
+    return o;
+  }
+
+  Tables() {
+    for (const Row& row : kCallables) {
+      std::string path = row.path;
+      const bool all = path.size() > 2 && path.compare(path.size() - 2, 2, ".*") == 0;
+      if (all) path.resize(path.size() - 2);
+      py::Ref o = resolve(path);
+      if (!o) continue;
+      if (!all) {
+        add(o.get(), row.policy);
+        continue;
+      }
+      PyObject* dict = PyType_Check(o.get())     ? reinterpret_cast<PyTypeObject*>(o.get())->tp_dict
+                       : PyModule_Check(o.get()) ? PyModule_GetDict(o.get())
+                                                 : nullptr;
+      if (PyType_Check(o.get()) && row.policy == Policy::Pure)
+        pure_types.insert(reinterpret_cast<PyTypeObject*>(o.get()));
+      py::Ref names = dict ? py::Ref() : py::Ref::steal(PyObject_Dir(o.get()));
+      Py_ssize_t pos = 0;
+      PyObject *name, *value;
+      while (dict && PyDict_Next(dict, &pos, &name, &value)) {
+        if (Py_TYPE(value) == &PyStaticMethod_Type) {
+          py::Ref f = py::Ref::steal(PyObject_GetAttrString(value, "__func__"));
+          if (f && PyCFunction_Check(f.get())) add(f.get(), row.policy);
+          PyErr_Clear();
+        } else if (PyCFunction_Check(value) || Py_TYPE(value) == &PyMethodDescr_Type ||
+                   Py_TYPE(value) == &PyClassMethodDescr_Type || Py_TYPE(value) == &PyWrapperDescr_Type) {
+          add(value, row.policy);
+        } else if (PyType_Check(value) && row.policy == Policy::Pure && PyModule_Check(o.get())) {
+          auto* t = reinterpret_cast<PyTypeObject*>(value);
+          pure_types.insert(t);
+          Py_ssize_t p = 0;
+          PyObject *n, *v;
+          if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE))
+            while (PyDict_Next(t->tp_dict, &p, &n, &v))
+              if (Py_TYPE(v) == &PyMethodDescr_Type || Py_TYPE(v) == &PyWrapperDescr_Type) add(v, row.policy);
+        }
+      }
+      if (names) {
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
+          py::Ref v = py::Ref::steal(PyObject_GetAttr(o.get(), PyList_GET_ITEM(names.get(), i)));
+          if (v && (PyCFunction_Check(v.get()))) add(v.get(), row.policy);
+          PyErr_Clear();
+        }
+      }
+    }
+    for (const Row& row : kFunctions) {
+      py::Ref o = resolve(row.path);
+      while (o && !PyFunction_Check(o.get())) {
+        py::Ref inner = py::Ref::steal(PyObject_GetAttrString(o.get(), "__func__"));
+        if (!inner) {
+          PyErr_Clear();
+          break;
+        }
+        o = std::move(inner);
+      }
+      if (!o || !PyFunction_Check(o.get())) continue;
+      Py_INCREF(o.get());  // its code must keep its address
+      functions[reinterpret_cast<PyFunctionObject*>(o.get())->func_code] = row.policy;
+    }
+    for (const char* path :
+         {"torch.device", "torch.dtype", "torch.Size", "torch.finfo", "torch.iinfo", "types.CellType"}) {
+      py::Ref o = resolve(path);
+      if (o && PyType_Check(o.get())) pure_types.insert(reinterpret_cast<PyTypeObject*>(o.get()));
+    }
+  }
+};
+
+Tables& tables() {
+  static Tables* t = new Tables();
+  return *t;
+}
+}  // namespace
+
+Policy policy_of(PyObject* callable) {
+  const auto& map = tables().callables;
+  auto it = map.find(key_of(callable));
+  return it == map.end() ? Policy::Unknown : it->second;
+}
+
+Policy policy_of_code(PyCodeObject* code) {
+  const auto& map = tables().functions;
+  auto it = map.find(code);
+  return it == map.end() ? Policy::Interpret : it->second;
+}
+
+bool constructs_purely(PyTypeObject* type) {
+  while (type && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !tables().pure_types.count(type)) type = type->tp_base;
+  if (!type) return false;
+  return tables().pure_types.count(type) ||
+         PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(PyExc_BaseException));
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,61 @@
+#pragma once
+#include "python/capture/machine.h"
+
+// The evaluator's inner interface: one running frame, and the handlers of instructions (opcodes.def) that work on it.
+namespace kiln::capture {
+
+enum class Flow : uint8_t {
+  Next,   // go on at Exec::next
+  Error,  // a Python exception is set
+  Leave,  // the frame is left with Exec::result (may be null with done set, for a root that breaks)
+};
+
+struct Exec {
+  Machine& m;
+  PyThreadState* ts;
+  py311::Frame* frame;
+  PyCodeObject* code;
+  const uint8_t* units;  // plain code: opcode, argument pairs
+  PyObject** sp;         // first free stack slot
+  PyObject* kwnames = nullptr;
+  PyObject* result = nullptr;
+  int at = 0;    // instruction being run (its EXTENDED_ARG prefix, if any)
+  int next = 0;  // instruction to run next
+  bool root = false;
+
+  void push(PyObject* o) { *sp++ = o; }
+  PyObject* pop() { return *--sp; }
+  PyObject*& top(int i = 0) { return sp[-1 - i]; }
+  PyObject*& local(int i) { return frame->localsplus[i]; }
+  PyObject* name(int i) const { return PyTuple_GET_ITEM(code->co_names, i); }
+  void drop(int n) {
+    while (n-- > 0) Py_DECREF(pop());
+  }
+  /// Pushes a new reference after observing it; null is an error.
+  Flow push_seen(PyObject* o) {
+    if (!o) return Flow::Error;
+    push(o);
+    return m.observe(o) ? Flow::Next : Flow::Error;
+  }
+  /// Replaces the top by a new reference (or fails, leaving the stack for the unwinder).
+  Flow replace_top(PyObject* o) {
+    if (!o) return Flow::Error;
+    Py_SETREF(sp[-1], o);
+    return m.observe(o) ? Flow::Next : Flow::Error;
+  }
+};
+
+using Handler = Flow (*)(Exec& e, int arg);
+
+#define KILN_OPCODE(name, handler) Flow handler(Exec& e, int arg);
+#include "python/capture/opcodes.def"
+#undef KILN_OPCODE
+
+/// Truth of `o` for a branch: 1, 0, or -1 with an error set (a graph break for tensors).
+int truth(Exec& e, PyObject* o);
+/// A binary or comparison operator's torch-level call if a fake is involved, `f` itself otherwise.
+PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*));
+/// The Python operator object of a name ("add", "iadd", "getitem").
+PyObject* operator_object(const char* name);
+
+}  // namespace kiln::capture

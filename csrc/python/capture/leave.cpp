@@ -1,0 +1,581 @@
+// Leaving the captured region: recipes for what is alive, side effects from what was written.
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "aten/fake.h"
+#include "base/error.h"
+#include "python/capture/eval.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using SK = guards::Source::Kind;
+
+/// Something alive that no recipe can make.
+struct NotRebuildable {
+  std::string what;
+};
+
+class Leaver {
+ public:
+  explicit Leaver(Machine& machine) : m(machine) {}
+
+  RecipePtr recipe(PyObject* o);
+  RecipePtr constant(PyObject* o) {
+    RecipePtr r = make(Recipe::Kind::Constant);
+    r->object = py::Ref::borrow(o);
+    return r;
+  }
+  RecipePtr source(const SourcePtr& s) {
+    RecipePtr r = make(Recipe::Kind::Source);
+    r->source = s;
+    return r;
+  }
+  RecipePtr contents(PyObject* container);
+  /// The cell object itself; null recipe kind Source for the root's free variables.
+  RecipePtr cell(PyObject* c);
+  void side_effects();
+
+ private:
+  static RecipePtr make(Recipe::Kind kind) {
+    auto r = std::make_shared<Recipe>();
+    r->kind = kind;
+    return r;
+  }
+  RecipePtr output(PyObject* tensor);
+  RecipePtr instance(PyObject* o);
+  RecipePtr by_reduce(PyObject* o);
+  RecipePtr begin(PyObject* o, Recipe::Kind kind) {
+    RecipePtr r = make(kind);
+    made_[o] = r;
+    return r;
+  }
+  void attributes(PyObject* o, Recipe& r);
+  void diff_dict(const Known& k);
+
+  Machine& m;
+  std::unordered_map<PyObject*, RecipePtr> made_;
+  std::unordered_set<PyObject*> open_;
+  std::unordered_map<const c10::TensorImpl*, int64_t> outputs_;
+};
+
+RecipePtr Leaver::output(PyObject* tensor) {
+  const at::Tensor t = THPVariable_Unpack(tensor);
+  auto [it, first] = outputs_.emplace(t.unsafeGetTensorImpl(), static_cast<int64_t>(m.trace.graph().outputs().size()));
+  if (first) {
+    const graph::Value v = m.trace.value_of(t);
+    if (!v) throw NotRebuildable{"a tensor that no recorded operation made"};
+    m.trace.graph().outputs().emplace_back(v);
+    auto twin = m.to_torch.find(v);
+    if (twin != m.to_torch.end())
+      m.torch_level->outputs().emplace_back(twin->second);
+    else
+      m.torch_level_ok = false;
+  }
+  RecipePtr r = make(Recipe::Kind::Output);
+  r->index = it->second;
+  return r;
+}
+
+RecipePtr Leaver::cell(PyObject* c) {
+  auto it = made_.find(c);
+  if (it != made_.end()) return it->second;
+  if (m.made_cells.count(c)) {
+    RecipePtr r = begin(c, Recipe::Kind::Cell);
+    // The content may refer to the cell (a recursive local function), so it is put in after both exist.
+    if (PyObject* content = PyCell_GET(c)) r->state.emplace_back(py::Ref::borrow(names().contents), recipe(content));
+    return r;
+  }
+  auto s = m.cell_source.find(c);
+  if (s != m.cell_source.end() && s->second->kind == SK::CellContents) return source(s->second->base);
+  throw NotRebuildable{"a cell of the captured function's closure"};
+}
+
+void Leaver::attributes(PyObject* o, Recipe& r) {
+  PyObject** slot = _PyObject_GetDictPtr(o);
+  py::Ref dict = slot ? py::Ref::steal(PyObject_GenericGetDict(o, nullptr)) : py::Ref();
+  PyErr_Clear();
+  Py_ssize_t pos = 0;
+  PyObject *name, *value;
+  while (dict && PyDict_Next(dict.get(), &pos, &name, &value))
+    r.state.emplace_back(py::Ref::borrow(name), recipe(value));
+  for (PyTypeObject* t = Py_TYPE(o); t; t = t->tp_base) {
+    if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE)) break;
+    PyObject *key, *descr;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(t->tp_dict, &at, &key, &descr)) {
+      if (Py_TYPE(descr) != &PyMemberDescr_Type) continue;
+      py::Ref v = py::Ref::steal(Py_TYPE(descr)->tp_descr_get(descr, o, reinterpret_cast<PyObject*>(t)));
+      if (v) r.state.emplace_back(py::Ref::borrow(key), recipe(v.get()));
+      PyErr_Clear();
+    }
+  }
+}
+
+RecipePtr Leaver::instance(PyObject* o) {
+  PyTypeObject* t = Py_TYPE(o);
+  auto* type = reinterpret_cast<PyObject*>(t);
+  PyTypeObject* base = t;
+  while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
+  if (PyTuple_Check(o) && t->tp_new != PyTuple_Type.tp_new && !PyObject_HasAttrString(type, "_fields")) {
+    // Structure sequences (torch.return_types) are made from a sequence.
+    RecipePtr r = make(Recipe::Kind::Call);
+    RecipePtr items = make(Recipe::Kind::Tuple);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) items->parts.push_back(recipe(PyTuple_GET_ITEM(o, i)));
+    r->object = py::Ref::borrow(type);
+    r->parts = {items};
+    return made_[o] = r;
+  }
+  RecipePtr extra = make(Recipe::Kind::Tuple);
+  if (base == &PyTuple_Type) {
+    RecipePtr items = make(Recipe::Kind::Tuple);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) items->parts.push_back(recipe(PyTuple_GET_ITEM(o, i)));
+    extra->parts = {items};
+  } else if (PyExceptionInstance_Check(o)) {
+    py::Ref args = py::Ref::steal(PyObject_GetAttrString(o, "args"));
+    extra = recipe(args.get());
+  } else if (base != &PyBaseObject_Type && base != &PyDict_Type && base != &PyList_Type && base != &PySet_Type &&
+             reinterpret_cast<PyObject*>(base) != names().ordered_dict) {
+    throw NotRebuildable{std::string("an object of class ") + t->tp_name};
+  }
+  RecipePtr r = begin(o, Recipe::Kind::Instance);
+  r->object = py::Ref::borrow(type);
+  r->parts = {constant(reinterpret_cast<PyObject*>(base)), extra};
+  attributes(o, *r);
+  if (PyDict_Check(o)) {
+    // The elements as the dict itself has them, whatever its class makes of iteration.
+    py::Ref items = py::Ref::steal(
+        PyODict_Check(o) ? PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "items", "O", o) : nullptr);
+    py::Ref list = items ? py::Ref::steal(PySequence_List(items.get())) : py::Ref();
+    if (list) {
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) {
+        PyObject* pair = PyList_GET_ITEM(list.get(), i);
+        r->elements.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
+        r->elements.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
+      }
+    } else {
+      PyErr_Clear();
+      Py_ssize_t pos = 0;
+      PyObject *key, *value;
+      while (PyDict_Next(o, &pos, &key, &value)) {
+        r->elements.push_back(recipe(key));
+        r->elements.push_back(recipe(value));
+      }
+    }
+  } else if (PyList_Check(o)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(o); ++i) r->elements.push_back(recipe(PyList_GET_ITEM(o, i)));
+  } else if (PyAnySet_Check(o)) {
+    Py_ssize_t pos = 0;
+    PyObject* key;
+    Py_hash_t hash;
+    while (_PySet_NextEntry(o, &pos, &key, &hash)) r->elements.push_back(recipe(key));
+  }
+  return r;
+}
+
+/// Iterators and partials say themselves how to make them again: (callable, arguments, state).
+RecipePtr Leaver::by_reduce(PyObject* o) {
+  static PyObject* rebuild = [] {
+    PyObject* module = PyImport_ImportModule("kiln._polyfills");
+    PyObject* f = module ? PyObject_GetAttrString(module, "rebuild") : nullptr;
+    Py_XDECREF(module);
+    return f;
+  }();
+  py::Ref reduced = py::Ref::steal(PyObject_CallMethod(o, "__reduce__", nullptr));
+  if (!reduced || !rebuild || !PyTuple_Check(reduced.get()) || PyTuple_GET_SIZE(reduced.get()) < 2) {
+    PyErr_Clear();
+    throw NotRebuildable{std::string("an object of class ") + Py_TYPE(o)->tp_name};
+  }
+  m.alive.push_back(reduced);
+  RecipePtr r = make(Recipe::Kind::Call);
+  r->object = py::Ref::borrow(rebuild);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(reduced.get()) && i < 3; ++i)
+    r->parts.push_back(recipe(PyTuple_GET_ITEM(reduced.get(), i)));
+  return made_[o] = r;
+}
+
+RecipePtr Leaver::contents(PyObject* o) {
+  RecipePtr r;
+  if (PyTuple_CheckExact(o) || PyList_CheckExact(o)) {
+    r = begin(o, PyTuple_CheckExact(o) ? Recipe::Kind::Tuple : Recipe::Kind::List);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
+      r->parts.push_back(recipe(PySequence_Fast_GET_ITEM(o, i)));
+    return r;
+  }
+  if (PyDict_Check(o)) {
+    const bool plain = PyDict_CheckExact(o), ordered = !plain && Py_TYPE(o) == &PyODict_Type;
+    r = begin(o, plain ? Recipe::Kind::Dict : Recipe::Kind::Instance);
+    py::Ref items = py::Ref::steal(PyMapping_Items(o));
+    std::vector<RecipePtr> parts;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
+      PyObject* pair = PyList_GET_ITEM(items.get(), i);
+      parts.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
+      parts.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
+    }
+    if (plain) {
+      r->parts = std::move(parts);
+    } else if (ordered) {
+      r->object = py::Ref::borrow(reinterpret_cast<PyObject*>(&PyODict_Type));
+      r->parts = {constant(reinterpret_cast<PyObject*>(&PyODict_Type)), make(Recipe::Kind::Tuple)};
+      r->elements = std::move(parts);
+    } else {  // defaultdict(factory, {...})
+      py::Ref factory = py::Ref::steal(PyObject_GetAttrString(o, "default_factory"));
+      RecipePtr dict = make(Recipe::Kind::Dict);
+      dict->parts = std::move(parts);
+      r->kind = Recipe::Kind::Call;
+      r->object = py::Ref::borrow(names().default_dict);
+      r->parts = {recipe(factory.get()), dict};
+    }
+    return r;
+  }
+  if (PyAnySet_CheckExact(o)) {
+    r = begin(o, PySet_CheckExact(o) ? Recipe::Kind::Set : Recipe::Kind::FrozenSet);
+    Py_ssize_t pos = 0;
+    PyObject* key;
+    Py_hash_t hash;
+    while (_PySet_NextEntry(o, &pos, &key, &hash)) r->parts.push_back(recipe(key));
+    return r;
+  }
+  throw NotRebuildable{Py_TYPE(o)->tp_name};
+}
+
+RecipePtr Leaver::recipe(PyObject* o) {
+  if (!o) return make(Recipe::Kind::Null);
+  const Class c = m.classify(o);
+  if (c == Class::Constant || c == Class::Type) return constant(o);
+  auto it = made_.find(o);
+  if (it != made_.end()) {
+    if (open_.count(o)) throw NotRebuildable{"a container that contains itself"};
+    return it->second;
+  }
+  if (Known* k = m.find(o))
+    return made_[o] = k->source->kind == SK::Const ? constant(k->real.get()) : source(k->source);
+  if (m.is_constant(o) &&
+      !(PyCFunction_Check(o) && PyCFunction_GET_SELF(o) && !PyModule_Check(PyCFunction_GET_SELF(o))) &&
+      Py_TYPE(o) != &_PyMethodWrapper_Type)
+    return constant(o);
+  struct Open {
+    std::unordered_set<PyObject*>& set;
+    PyObject* o;
+    ~Open() { set.erase(o); }
+  };
+  switch (c) {
+    case Class::Tensor:
+      return made_[o] = output(o);
+    case Class::Tuple:
+    case Class::List:
+    case Class::Dict:
+    case Class::Set:
+    case Class::FrozenSet:
+    case Class::OrderedDict:
+    case Class::DefaultDict: {
+      open_.insert(o);
+      Open open{open_, o};
+      return contents(o);
+    }
+    case Class::Deque: {
+      RecipePtr r = make(Recipe::Kind::Call), list = make(Recipe::Kind::List);
+      py::Ref items = py::Ref::steal(PySequence_List(o)), maxlen = py::Ref::steal(PyObject_GetAttrString(o, "maxlen"));
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i)
+        list->parts.push_back(recipe(PyList_GET_ITEM(items.get(), i)));
+      r->object = py::Ref::borrow(names().deque);
+      r->parts = {list, recipe(maxlen.get())};
+      return made_[o] = r;
+    }
+    case Class::Method: {
+      RecipePtr r = make(Recipe::Kind::Method);
+      r->parts = {recipe(PyMethod_GET_FUNCTION(o)), recipe(PyMethod_GET_SELF(o))};
+      return made_[o] = r;
+    }
+    case Class::Function: {
+      auto* f = reinterpret_cast<PyFunctionObject*>(o);
+      if (!m.is_made_function(o)) return constant(o);
+      RecipePtr r = begin(o, Recipe::Kind::Function);
+      r->object = py::Ref::borrow(f->func_code);
+      RecipePtr closure = constant(Py_None);
+      if (f->func_closure) {
+        closure = make(Recipe::Kind::Tuple);
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(f->func_closure); ++i)
+          closure->parts.push_back(cell(PyTuple_GET_ITEM(f->func_closure, i)));
+      }
+      auto or_none = [&](PyObject* x) { return x ? recipe(x) : constant(Py_None); };
+      r->parts = {constant(f->func_globals),
+                  constant(f->func_name),
+                  or_none(f->func_defaults),
+                  or_none(f->func_kwdefaults),
+                  closure,
+                  or_none(f->func_annotations && PyDict_Check(f->func_annotations) ? f->func_annotations : nullptr),
+                  constant(f->func_qualname)};
+      if (f->func_dict) {
+        Py_ssize_t pos = 0;
+        PyObject *name, *value;
+        while (PyDict_Next(f->func_dict, &pos, &name, &value))
+          r->state.emplace_back(py::Ref::borrow(name), recipe(value));
+      }
+      return r;
+    }
+    default:
+      break;
+  }
+  if (PyCell_Check(o)) return cell(o);
+  if (PySlice_Check(o)) {
+    RecipePtr r = make(Recipe::Kind::Slice);
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    r->parts = {recipe(s->start), recipe(s->stop), recipe(s->step)};
+    return made_[o] = r;
+  }
+  if (PyCFunction_Check(o) || Py_TYPE(o) == &_PyMethodWrapper_Type) {  // [].append
+    static PyObject* getattr = PyObject_GetAttrString(PyImport_AddModule("builtins"), "getattr");
+    py::Ref self = py::Ref::steal(PyObject_GetAttrString(o, "__self__")),
+            name = py::Ref::steal(PyObject_GetAttrString(o, "__name__"));
+    if (!self || !name) {
+      PyErr_Clear();
+      return constant(o);
+    }
+    RecipePtr r = make(Recipe::Kind::Call);
+    r->object = py::Ref::borrow(getattr);
+    r->parts = {recipe(self.get()), constant(name.get())};
+    return made_[o] = r;
+  }
+  if (c == Class::Singleton) return constant(o);
+  if (PyGen_Check(o) || PyCoro_CheckExact(o)) throw NotRebuildable{"a suspended generator"};
+  if (Py_TYPE(o) == &PySuper_Type) {
+    py::Ref type = py::Ref::steal(PyObject_GetAttrString(o, "__thisclass__")),
+            self = py::Ref::steal(PyObject_GetAttrString(o, "__self__"));
+    RecipePtr r = make(Recipe::Kind::Call);
+    r->object = py::Ref::borrow(reinterpret_cast<PyObject*>(&PySuper_Type));
+    r->parts = {recipe(type.get()), recipe(self.get())};
+    return made_[o] = r;
+  }
+  if (!(Py_TYPE(o)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyExceptionInstance_Check(o)) return by_reduce(o);
+  if (reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().partial || PyIter_Check(o)) {
+    if (Py_TYPE(o)->tp_iternext && strncmp(Py_TYPE(o)->tp_name, "itertools.", 10) == 0) return by_reduce(o);
+    if (reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().partial) return by_reduce(o);
+  }
+  open_.erase(o);
+  return instance(o);
+}
+
+// --- side effects
+// ------------------------------------------------------------------------------------------------------
+
+void Leaver::diff_dict(const Known& k) {
+  PyObject* now = k.stand_in.get();
+  py::Ref items = py::Ref::steal(PyMapping_Items(now));
+  PyObject* before = k.snapshot.get();  // key, value, key, value ...
+  const Py_ssize_t n_before = PyList_GET_SIZE(before) / 2, n = PyList_GET_SIZE(items.get());
+  bool same = n == n_before;
+  for (Py_ssize_t i = 0; same && i < n; ++i) {
+    PyObject* pair = PyList_GET_ITEM(items.get(), i);
+    same = PyTuple_GET_ITEM(pair, 0) == PyList_GET_ITEM(before, 2 * i) &&
+           PyTuple_GET_ITEM(pair, 1) == PyList_GET_ITEM(before, 2 * i + 1);
+  }
+  if (same) return;
+  m.activate(const_cast<Known&>(k));
+  // Writes of single items keep the order if what is left of the old keys comes first, in the old order.
+  py::Ref old = py::Ref::steal(PyDict_New());
+  for (Py_ssize_t i = 0; i < n_before; ++i)
+    PyDict_SetItem(old.get(), PyList_GET_ITEM(before, 2 * i), PyList_GET_ITEM(before, 2 * i + 1));
+  std::vector<PyObject*> order;
+  for (Py_ssize_t i = 0; i < n_before; ++i)
+    if (PyDict_Contains(now, PyList_GET_ITEM(before, 2 * i)) == 1) order.push_back(PyList_GET_ITEM(before, 2 * i));
+  bool ordered = true;
+  for (size_t i = 0; ordered && i < order.size(); ++i)
+    ordered = PyObject_RichCompareBool(
+                  order[i], PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), static_cast<Py_ssize_t>(i)), 0), Py_EQ) == 1;
+  PyErr_Clear();
+  auto effect = [&](SideEffect::Kind kind) -> SideEffect& {
+    SideEffect e;
+    e.kind = kind;
+    e.target = source(k.source);
+    m.result.side_effects.push_back(std::move(e));
+    return m.result.side_effects.back();
+  };
+  auto set_key = [&](SideEffect& e, PyObject* key) {
+    if (m.is_constant(key))
+      e.key = py::Ref::borrow(key);
+    else
+      e.key_recipe = recipe(key);
+  };
+  if (!ordered) {
+    RecipePtr value = make(Recipe::Kind::Dict);
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* pair = PyList_GET_ITEM(items.get(), i);
+      value->parts.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
+      value->parts.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
+    }
+    effect(SideEffect::Kind::ReplaceDict).value = value;
+    return;
+  }
+  for (Py_ssize_t i = 0; i < n_before; ++i) {
+    PyObject* key = PyList_GET_ITEM(before, 2 * i);
+    if (PyDict_Contains(now, key) != 1) set_key(effect(SideEffect::Kind::DelItem), key);
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* key = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
+    PyObject* value = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 1);
+    if (PyDict_GetItem(old.get(), key) == value) continue;
+    RecipePtr r = recipe(value);
+    SideEffect& e = effect(SideEffect::Kind::SetItem);
+    e.value = r;
+    set_key(e, key);
+  }
+}
+
+void Leaver::side_effects() {
+  auto add = [&](SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value) {
+    SideEffect e;
+    e.kind = kind;
+    e.target = std::move(target);
+    e.key = py::Ref::borrow(key);
+    e.value = std::move(value);
+    m.result.side_effects.push_back(std::move(e));
+  };
+  for (size_t i = 0; i < m.knowns.size(); ++i) {
+    const Known& k = m.knowns[i];
+    if (k.kind != Known::Kind::Shadow) continue;
+    PyObject* now = k.stand_in.get();
+    PyObject* before = k.snapshot.get();
+    if (PyList_CheckExact(now)) {
+      bool same = PyList_GET_SIZE(now) == PyList_GET_SIZE(before);
+      for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(now); ++j)
+        same = PyList_GET_ITEM(now, j) == PyList_GET_ITEM(before, j);
+      if (same) continue;
+      RecipePtr value = make(Recipe::Kind::List);
+      for (Py_ssize_t j = 0; j < PyList_GET_SIZE(now); ++j) value->parts.push_back(recipe(PyList_GET_ITEM(now, j)));
+      m.activate(m.knowns[i]);
+      add(SideEffect::Kind::ReplaceList, source(k.source), nullptr, value);
+    } else if (PyDict_Check(now)) {
+      diff_dict(k);
+    } else if (PySet_CheckExact(now)) {
+      bool same = PySet_GET_SIZE(now) == PyList_GET_SIZE(before);
+      for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(before); ++j)
+        same = PySet_Contains(now, PyList_GET_ITEM(before, j)) == 1;
+      if (same) continue;
+      RecipePtr value = make(Recipe::Kind::Set);
+      Py_ssize_t pos = 0;
+      PyObject* key;
+      Py_hash_t hash;
+      while (_PySet_NextEntry(now, &pos, &key, &hash)) value->parts.push_back(recipe(key));
+      m.activate(m.knowns[i]);
+      add(SideEffect::Kind::ReplaceSet, source(k.source), nullptr, value);
+    }
+  }
+  for (PyObject* o : m.overlay_order) {
+    auto it = m.overlays.find(o);
+    if (it == m.overlays.end()) continue;
+    RecipePtr target = recipe(o);
+    for (auto& [name, value] : it->second.entries) {
+      if (value)
+        add(SideEffect::Kind::SetAttr, target, name.get(), recipe(value.get()));
+      else
+        add(SideEffect::Kind::DelAttr, target, name.get(), nullptr);
+    }
+  }
+  for (auto& [dict, overlay] : m.globals_written)
+    for (auto& [name, value] : overlay.entries) {
+      if (value)
+        add(SideEffect::Kind::StoreGlobal, constant(dict), name.get(), recipe(value.get()));
+      else if (PyDict_Contains(dict, name.get()) == 1)
+        add(SideEffect::Kind::DeleteGlobal, constant(dict), name.get(), nullptr);
+    }
+  for (const py::Ref& c : m.cells_order) {
+    PyObject* value = m.cells_written[c.get()].get();
+    add(SideEffect::Kind::StoreCell, cell(c.get()), nullptr, value ? recipe(value) : nullptr);
+  }
+  for (const py::Ref& fake : m.grad_order) {
+    Machine::Grad& g = m.grads_[fake.get()];
+    const at::Tensor t = THPVariable_Unpack(fake.get());
+    const at::Tensor& now = t.grad();
+    const bool had = static_cast<bool>(g.initial);
+    if (now.defined() ? had && THPVariable_Unpack(g.initial.get()).is_same(now) : !had && g.looked) continue;
+    py::Ref value = now.defined() ? py::Ref::steal(THPVariable_Wrap(now)) : py::Ref::borrow(Py_None);
+    add(SideEffect::Kind::SetAttr, recipe(fake.get()), names().grad, recipe(value.get()));
+  }
+  if (m.result.exit.kind == Exit::Kind::Break && at::GradMode::is_enabled() != m.grad_at_start) {
+    static PyObject* set = [] {
+      PyObject* c = PyImport_ImportModule("torch._C");
+      return PyObject_GetAttrString(c, "_set_grad_enabled");
+    }();
+    SideEffect e;
+    e.kind = SideEffect::Kind::Call;
+    e.value = constant(set);
+    e.extra = {constant(at::GradMode::is_enabled() ? Py_True : Py_False)};
+    m.result.side_effects.push_back(std::move(e));
+  }
+}
+
+// --- exits
+// -------------------------------------------------------------------------------------------------------------
+
+bool Machine::is_made_function(PyObject* f) {
+  // Existing functions that the program met are known; others come out of classes.
+  return made_functions.count(f) != 0;
+}
+
+void Machine::leave_return(PyObject* value) {
+  Exit exit;
+  exit.kind = Exit::Kind::Return;
+  leave(exit, [&](Leaver& l) { exit.value = l.recipe(value); });
+}
+
+void Machine::leave_at(int offset, PyObject** sp, py311::Frame* frame) {
+  Exit exit;
+  exit.kind = Exit::Kind::Break;
+  exit.offset = offset;
+  auto r = break_reasons.find(offset);
+  if (r != break_reasons.end()) exit.reason = r->second;
+  leave(exit, [&](Leaver& l) {
+    PyCodeObject* code = frame->f_code;
+    for (int i = 0; i < code->co_nlocalsplus; ++i) {
+      PyObject* o = frame->localsplus[i];
+      const uint8_t kind = py311::local_kind(code, i);
+      if (!o) {
+        exit.locals.push_back(nullptr);
+      } else if (kind & py311::KindFree) {
+        auto s = std::make_shared<Recipe>();
+        s->kind = Recipe::Kind::Source;
+        s->source = guards::cell(i, py311::local_name(code, i));
+        exit.locals.push_back(PyCell_GET(o) ? s : nullptr);
+      } else {
+        exit.locals.push_back(PyCell_Check(o) && (kind & py311::KindCell) ? l.cell(o) : l.recipe(o));
+      }
+    }
+    for (PyObject** p = py311::stack_base(frame); p < sp; ++p) exit.stack.push_back(l.recipe(*p));
+  });
+}
+
+void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
+  aten::RecordingPaused no_recording;
+  Paused paused_here(*this);
+  result.exit.kind = exit.kind;
+  Leaver leaver(*this);
+  try {
+    fill(leaver);
+    leaver.side_effects();
+  } catch (const NotRebuildable& e) {
+    PyErr_Clear();
+    // An earlier point may do: the last call before here that is not yet a break.
+    trace.graph().outputs().clear();
+    torch_level->outputs().clear();
+    result.side_effects.clear();
+    graph_break("not-rebuildable", e.what + " is alive where the captured part ends");
+    while (!root_calls.empty() && options.break_at.count(root_calls.back())) root_calls.pop_back();
+    root_instruction = root_calls.empty() ? -1 : root_calls.back();
+    return;
+  }
+  PyErr_Clear();
+  result.exit = std::move(exit);
+  done = true;
+}
+
+void Machine::finish() {
+  if (trace.num_nodes == 0) {
+    result.inputs.clear();
+    result.example_inputs.clear();
+    return;
+  }
+  result.traced = trace.share();
+  if (torch_level_ok) result.torch_level = torch_level;
+}
+
+}  // namespace kiln::capture

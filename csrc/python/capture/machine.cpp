@@ -1,0 +1,471 @@
+// The evaluator's loop, the root frame, and the attempts at a capture.
+#include "python/capture/machine.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <array>
+
+#include "aten/fake.h"
+#include "base/error.h"
+#include "base/options.h"
+#include "python/capture/eval.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+namespace {
+thread_local Machine* current = nullptr;
+
+const std::array<Handler, 256>& handlers() {
+  static const std::array<Handler, 256> table = [] {
+    std::array<Handler, 256> t{};
+#define KILN_OPCODE(name, handler) t[name] = &handler;
+#include "python/capture/opcodes.def"
+#undef KILN_OPCODE
+    return t;
+  }();
+  return table;
+}
+
+/// Puts thread-wide torch state back as it was: a capture changes nothing.
+struct TorchState {
+  bool grad = at::GradMode::is_enabled();
+  bool autocast_cpu = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType dtype_cpu = at::autocast::get_autocast_dtype(at::kCPU);
+  bool cache = at::autocast::is_autocast_cache_enabled();
+  ~TorchState() {
+    at::GradMode::set_enabled(grad);
+    at::autocast::set_autocast_enabled(at::kCPU, autocast_cpu);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype_cpu);
+    at::autocast::set_autocast_cache_enabled(cache);
+  }
+};
+
+struct NoCollection {
+  bool was = PyGC_Disable();
+  ~NoCollection() {
+    if (was) PyGC_Enable();
+  }
+};
+}  // namespace
+
+Machine* machine() { return current; }
+
+bool is_capturing() { return current && current->paused == 0 && !aten::inside_operator(); }
+
+PyObject* graph_break_type() {
+  static PyObject* type = PyErr_NewExceptionWithDoc(
+      "kiln.GraphBreak", "Carries a graph break to the captured frame; never seen by programs.", PyExc_BaseException,
+      nullptr);
+  return type;
+}
+
+const Names& names() {
+  static const Names* n = [] {
+    auto* x = new Names();
+    auto s = [](const char* text) { return PyUnicode_InternFromString(text); };
+    x->dict = s("__dict__");
+    x->class_ = s("__class__");
+    x->getattr = s("__getattr__");
+    x->getattribute = s("__getattribute__");
+    x->setattr = s("__setattr__");
+    x->delattr = s("__delattr__");
+    x->call = s("__call__");
+    x->init = s("__init__");
+    x->name = s("__name__");
+    x->module = s("__module__");
+    x->qualname = s("__qualname__");
+    x->grad = s("grad");
+    x->data = s("data");
+    x->requires_grad = s("requires_grad");
+    x->parameters = s("_parameters");
+    x->buffers = s("_buffers");
+    x->modules = s("_modules");
+    x->code = s("__code__");
+    x->closure = s("__closure__");
+    x->defaults = s("__defaults__");
+    x->kwdefaults = s("__kwdefaults__");
+    x->self = s("__self__");
+    x->func = s("__func__");
+    x->enter = s("__enter__");
+    x->exit = s("__exit__");
+    x->contents = s("cell_contents");
+    auto from = [](const char* module, const char* name) -> PyObject* {
+      PyObject* m = PyImport_ImportModule(module);
+      PyObject* o = m ? PyObject_GetAttrString(m, name) : nullptr;
+      Py_XDECREF(m);
+      if (!o) throw InternalError(std::string("cannot find ") + module + "." + name);
+      return o;
+    };
+    x->tensor_type = from("torch", "Tensor");
+    x->parameter_type = from("torch.nn", "Parameter");
+    x->buffer_type = from("torch.nn", "Buffer");
+    x->module_type = from("torch.nn", "Module");
+    x->module_getattr = PyObject_GetAttrString(x->module_type, "__getattr__");
+    x->module_setattr = PyObject_GetAttrString(x->module_type, "__setattr__");
+    x->ordered_dict = from("collections", "OrderedDict");
+    x->default_dict = from("collections", "defaultdict");
+    x->deque = from("collections", "deque");
+    x->partial = from("functools", "partial");
+    x->size_type = from("torch", "Size");
+    return x;
+  }();
+  return *n;
+}
+
+// --- frames
+// ------------------------------------------------------------------------------------------------------------
+
+/// Arguments may be defaults that existed before, or come out of containers through C code (map, sorted): look at them.
+static bool see_arguments(Machine& m, Exec& e) {
+  PyCodeObject* code = e.code;
+  int n = code->co_argcount + code->co_kwonlyargcount;
+  PyObject* defaults = e.frame->f_func->func_defaults;
+  PyObject* kwdefaults = e.frame->f_func->func_kwdefaults;
+  SourcePtr function;
+  for (int i = 0; i < n; ++i) {
+    PyObject*& slot = e.local(i);
+    if (!slot) continue;
+    const Class c = m.classify(slot);
+    if (c == Class::Constant || c == Class::Singleton || c == Class::Type) continue;
+    if (m.find(slot)) {
+      Known* k = m.find(slot);
+      if (k->stand_in.get() != slot) Py_SETREF(slot, k->stand_in.new_ref());
+      if (!m.observe(slot)) return false;
+      continue;
+    }
+    if ((c < Class::Tuple || c > Class::Tensor) && c != Class::Instance) continue;
+    using K = guards::Source::Kind;
+    auto* f = reinterpret_cast<PyObject*>(e.frame->f_func);
+    SourcePtr source;
+    if (defaults) {
+      const int first = code->co_argcount - static_cast<int>(PyTuple_GET_SIZE(defaults));
+      if (i >= first && i < code->co_argcount && PyTuple_GET_ITEM(defaults, i - first) == slot)
+        source = m.child(K::ListItem, m.child(K::Attr, m.source_of_object(f), names().defaults), nullptr, i - first);
+    }
+    if (!source && kwdefaults && i >= code->co_argcount) {
+      PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
+      if (PyDict_GetItem(kwdefaults, name) == slot)
+        source = m.child(K::DictItem, m.child(K::Attr, m.source_of_object(f), names().kwdefaults), name);
+    }
+    if (!source || m.is_constant(slot)) continue;
+    PyObject* v = m.see(slot, source);
+    if (!v) return false;
+    Py_SETREF(slot, v);
+  }
+  return true;
+}
+
+PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
+  Exec e{*this, ts, frame, frame->f_code, nullptr, nullptr};
+  py311::RunningFrame running(ts, frame);
+  const bool fresh = py311::last_instruction(frame) < 0;
+  if (fresh && !root) {
+    root = frame;
+    e.root = true;
+  }
+  int count = 0;
+  e.units = py311::plain_code(e.code, &count);
+  e.sp = frame->localsplus + frame->stacktop;
+  e.next = py311::last_instruction(frame) + 1;
+  frame->stacktop = -1;
+  py::Ref handled_before = py::Ref::borrow(ts->exc_info->exc_value);
+  _PyErr_StackItem* exc_info = ts->exc_info;
+  Flow flow = Flow::Next;
+  ++depth;
+  const bool entered = Py_EnterRecursiveCall("") == 0;
+  if (!entered) {
+    flow = Flow::Error;
+  } else if (depth > static_cast<int>(kiln::options().inline_depth_limit)) {
+    graph_break("inline-depth", "calls nested deeper than " + std::to_string(kiln::options().inline_depth_limit));
+    flow = Flow::Error;
+  } else if (!e.units || throw_flag) {
+    flow = Flow::Error;
+    e.at = e.next ? e.next - 1 : 0;
+  } else if (fresh && e.root) {
+    if (!place_root_arguments(e)) flow = Flow::Error;
+  } else if (fresh && !see_arguments(*this, e)) {
+    flow = Flow::Error;
+  }
+  const auto& table = handlers();
+  _Py_CODEUNIT* const first = py311::first_instruction(e.code);
+  int call_start = -1;  // KW_NAMES and PRECALL belong to the CALL that follows
+  for (;;) {
+    while (flow == Flow::Next) {
+      e.at = e.next;
+      int opcode = e.units[2 * e.next], arg = e.units[2 * e.next + 1];
+      while (opcode == EXTENDED_ARG) {
+        ++e.next;
+        opcode = e.units[2 * e.next];
+        arg = arg << 8 | e.units[2 * e.next + 1];
+      }
+      frame->prev_instr = first + e.next;
+      const int opcode_at = e.next;
+      e.next += 1 + py311::cache_units(opcode);
+      if (e.root) {
+        if (opcode == KW_NAMES || (opcode == PRECALL && call_start < 0)) call_start = e.at;
+        root_instruction = opcode == CALL && call_start >= 0 ? call_start : e.at;
+        if (!options.break_at.empty() && opcode != KW_NAMES && opcode != PRECALL &&
+            options.break_at.count(root_instruction)) {
+          leave_at(root_instruction, e.sp, frame);
+          if (!PyErr_Occurred()) {
+            e.result = Py_NewRef(Py_None);
+            flow = Flow::Leave;
+            break;
+          }
+          flow = Flow::Error;
+          break;
+        }
+        if (opcode == CALL) call_start = -1;
+        if (opcode == CALL || opcode == CALL_FUNCTION_EX || opcode == BEFORE_WITH || opcode == GET_ITER)
+          root_calls.push_back(root_instruction);
+      }
+      Handler handler = table[opcode];
+      if (!handler) {
+        PyErr_Format(PyExc_SystemError, "unknown opcode %d", opcode);
+        flow = Flow::Error;
+        break;
+      }
+      flow = handler(e, arg);
+      if (flow == Flow::Error) e.at = opcode_at;
+    }
+    if (flow == Flow::Leave) break;
+    // An exception: to its handler, unless it carries a graph break.
+    e.kwnames = nullptr;
+    if (!broken && PyErr_Occurred() && trace.failure) after_c_call(nullptr);
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, "an instruction failed without an exception");
+    int handler = 0, level = 0;
+    bool push_lasti = false;
+    const bool catchable = !broken && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    if (!catchable || !py311::find_handler(e.code, e.at, &handler, &level, &push_lasti)) {
+      PyObject** base = py311::stack_base(frame);
+      while (e.sp > base) Py_XDECREF(e.pop());
+      e.result = nullptr;
+      break;
+    }
+    PyObject** top = py311::stack_base(frame) + level;
+    while (e.sp > top) Py_XDECREF(e.pop());
+    if (push_lasti) e.push(PyLong_FromLong(py311::last_instruction(frame)));
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    PyErr_NormalizeException(&type, &value, &tb);
+    PyException_SetTraceback(value, tb ? tb : Py_None);
+    Py_XDECREF(tb);
+    Py_XDECREF(type);
+    e.push(value);
+    e.next = handler;
+    call_start = -1;
+    flow = Flow::Next;
+  }
+  if (broken && ts->exc_info == exc_info) Py_XSETREF(exc_info->exc_value, handled_before.release());
+  if (entered) Py_LeaveRecursiveCall();
+  --depth;
+  // Whatever is left on a value stack that a root break leaves behind goes with the frame.
+  frame->stacktop = static_cast<int>(e.sp - frame->localsplus);
+  return e.result;
+}
+
+bool Machine::place_root_arguments(Exec& e) {
+  PyCodeObject* code = e.code;
+  int n = code->co_argcount + code->co_kwonlyargcount;
+  n += (code->co_flags & CO_VARARGS) != 0;
+  n += (code->co_flags & CO_VARKEYWORDS) != 0;
+  for (int i = 0; i < n; ++i) {
+    PyObject* real = real_root->localsplus[i];
+    if (!real) {  // resume functions pass unbound locals as nothing
+      Py_CLEAR(e.local(i));
+      continue;
+    }
+    PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
+    PyObject* v = see(real, child(guards::Source::Kind::Local, nullptr, name, i));
+    if (!v) return false;
+    Py_XSETREF(e.local(i), v);
+  }
+  return true;
+}
+
+PyObject* eval_captured_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag) {
+  Machine& m = *current;
+  try {
+    if (m.root && !throw_flag && py311::last_instruction(frame) < 0) {
+      bool handled = false;
+      PyObject* r = m.call_python_special(frame, &handled);
+      if (handled) return r;
+    }
+    return m.evaluate(frame, throw_flag);
+  } catch (const std::exception& e) {
+    m.internal_error = e.what();
+    m.broken = true;
+    PyErr_SetNone(graph_break_type());
+    return nullptr;
+  }
+}
+
+// --- attempts
+// ------------------------------------------------------------------------------------------------------------
+
+Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions& capture_options)
+    : ts(state), real_root(frame), options(capture_options) {
+  // PyTorch's bindings give the GIL up around operators.
+  trace.on_unknown = [this](const at::Tensor& t) {
+    pybind11::gil_scoped_acquire gil;
+    return input_value(t);
+  };
+  trace.on_node = [this](graph::Node& n) { mirror_node(n); };
+  trace.stack_trace = [this] {
+    pybind11::gil_scoped_acquire gil;
+    return stack_trace();
+  };
+}
+
+Machine::~Machine() = default;
+
+std::shared_ptr<const graph::StackTrace> Machine::stack_trace() {
+  py311::Frame* f = ts->cframe->current_frame;
+  if (last_stack_ && last_stack_frame_ == f && last_stack_instruction_ == f->prev_instr) return last_stack_;
+  auto trace_out = std::make_shared<graph::StackTrace>();
+  for (py311::Frame* at = f; at; at = at->previous) {
+    graph::StackFrame s;
+    s.file = PyUnicode_AsUTF8(at->f_code->co_filename);
+    s.function = PyUnicode_AsUTF8(at->f_code->co_qualname);
+    s.line = PyCode_Addr2Line(at->f_code, py311::last_instruction(at) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    trace_out->push_back(std::move(s));
+    if (at == root) break;
+  }
+  std::reverse(trace_out->begin(), trace_out->end());
+  last_stack_ = std::move(trace_out);
+  last_stack_frame_ = f;
+  last_stack_instruction_ = f->prev_instr;
+  return last_stack_;
+}
+
+CaptureResult Machine::run() {
+  PyCodeObject* code = real_root->f_code;
+  PyFunctionObject* function = real_root->f_func;
+  if (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
+    throw Unsupported("the function is a generator");
+  if (!(code->co_flags & CO_OPTIMIZED)) throw Unsupported("module or class code");
+  // CPython makes the running copy of the frame from a call with arguments of the right number; place_root_arguments
+  // puts the stand-ins in their places.
+  const int positional = code->co_argcount, keywords = code->co_kwonlyargcount;
+  std::vector<PyObject*> args(static_cast<size_t>(positional + keywords + 1), Py_None);
+  py::Ref kwnames;
+  if (keywords) {
+    kwnames = py::Ref::steal(PyTuple_New(keywords));
+    for (int i = 0; i < keywords; ++i)
+      PyTuple_SET_ITEM(kwnames.get(), i, Py_NewRef(PyTuple_GET_ITEM(code->co_localsplusnames, positional + i)));
+  }
+  NoCollection no_collection;
+  TorchState state;
+  Machine* outer = std::exchange(current, this);
+  struct Restore {
+    Machine* outer;
+    ~Restore() { current = outer; }
+  } restore{outer};
+  PyObject* r;
+  {
+    aten::Recording recording(trace);
+    guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
+    grad_at_start = at::GradMode::is_enabled();
+    r = PyObject_Vectorcall(reinterpret_cast<PyObject*>(function), args.data() + 1,
+                            static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
+  }
+  Py_XDECREF(r);
+  if (!internal_error.empty()) {
+    PyErr_Clear();
+    throw InternalError(internal_error);
+  }
+  if (!r && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    PyErr_Clear();
+    PyErr_SetInterrupt();  // it reaches the user where eager code runs on
+    throw Unsupported("interrupted");
+  }
+  if (done) {
+    PyErr_Clear();
+    finish();
+    return std::move(result);
+  }
+  // A break or an exception inside the root's current instruction.
+  if (!broken) {
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    py::Ref text = py::Ref::steal(value ? PyObject_Str(value) : nullptr);
+    PyErr_Clear();
+    reason = {};
+    reason.id = "exception";
+    reason.cause = std::string("the program raises ") +
+                   (type ? reinterpret_cast<PyTypeObject*>(type)->tp_name : "an exception") + ": " +
+                   (text ? PyUnicode_AsUTF8(text.get()) : "");
+    PyErr_Clear();
+    PyErr_Restore(type, value, tb);
+  }
+  PyErr_Clear();
+  return std::move(result);
+}
+
+CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {
+  names();
+  CaptureOptions options = given;
+  std::unordered_map<int, BreakReason> reasons;
+  for (int attempt = 0; attempt < 64; ++attempt) {
+    Machine m(tstate, frame, options);
+    m.break_reasons = reasons;
+    CaptureResult result = m.run();
+    if (m.done) return result;
+    if (m.root_instruction < 0 || !options.break_at.insert(m.root_instruction).second)
+      throw Unsupported(m.reason.cause);
+    reasons[m.root_instruction] = m.reason;
+  }
+  throw Unsupported("too many attempts at a capture");
+}
+
+// --- breaks
+// ------------------------------------------------------------------------------------------------------------
+
+namespace {
+struct BreakRow {
+  const char *id, *hint;
+};
+const BreakRow kBreaks[] = {
+#define KILN_BREAK(id, hint) {id, hint},
+#include "python/capture/graph_breaks.def"
+#undef KILN_BREAK
+};
+}  // namespace
+
+std::string Machine::user_stack() {
+  std::string out;
+  std::vector<py311::Frame*> frames;
+  for (py311::Frame* f = ts->cframe->current_frame; f; f = f->previous) {
+    frames.push_back(f);
+    if (f == root) break;
+  }
+  for (auto it = frames.rbegin(); it != frames.rend(); ++it) {
+    PyCodeObject* code = (*it)->f_code;
+    const int line = PyCode_Addr2Line(code, py311::last_instruction(*it) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    out += std::string("  File \"") + PyUnicode_AsUTF8(code->co_filename) + "\", line " + std::to_string(line) +
+           ", in " + PyUnicode_AsUTF8(code->co_qualname) + "\n";
+  }
+  return out;
+}
+
+PyObject* Machine::graph_break(const char* id, const std::string& particulars) {
+  PyErr_Clear();
+  if (!broken) {
+    broken = true;
+    reason = {};
+    reason.id = id;
+    reason.cause = particulars;
+    for (const BreakRow& row : kBreaks)
+      if (reason.id == row.id) reason.hint = row.hint;
+    reason.stack = user_stack();
+    if (py311::Frame* f = ts->cframe->current_frame) {
+      reason.file = PyUnicode_AsUTF8(f->f_code->co_filename);
+      reason.line = PyCode_Addr2Line(f->f_code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    }
+  }
+  PyErr_SetNone(graph_break_type());
+  return nullptr;
+}
+
+}  // namespace kiln::capture

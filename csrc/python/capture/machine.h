@@ -1,0 +1,295 @@
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "aten/trace.h"
+#include "python/capture/capture.h"
+#include "python/cpython/py311.h"
+#include "python/cpython/ref.h"
+
+// The state of one capture. Handlers of instructions (eval.h) and the rules for reading and writing existing objects
+// work on it. Errors inside a capture travel as Python exceptions, since CPython's own frames lie in between; a graph
+// break is the exception `graph_break_type()`, which no user handler sees.
+namespace kiln::capture {
+
+using guards::Guard;
+using guards::SourcePtr;
+
+/// What reading an object means, by its exact type.
+enum class Class : uint8_t {
+  Constant,   // immutable and compared by value: int, str, dtype, ...
+  Singleton,  // immutable and compared by identity: None, True, ..., builtin functions, types, modules
+  Tuple,
+  List,
+  Dict,
+  Set,
+  FrozenSet,
+  OrderedDict,
+  DefaultDict,
+  Deque,
+  Tensor,
+  Function,
+  Method,
+  Module,
+  Type,
+  Instance,  // everything else
+};
+
+/// An object that existed before the call, or its stand-in.
+struct Known {
+  enum class Kind : uint8_t { Plain, Tensor, Shadow, Constant };
+  Kind kind = Kind::Plain;
+  bool active = false;   // its guard is taken
+  bool written = false;  // a shadow that may differ from its original (all are compared on leaving)
+  SourcePtr source;
+  py::Ref real;
+  py::Ref stand_in;                                      // equals `real` for Plain
+  py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
+  std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
+};
+
+/// Writes to attributes of existing objects: name -> value, null for deleted.
+struct Overlay {
+  py::Ref object;
+  std::vector<std::pair<py::Ref, py::Ref>> entries;
+  py::Ref* find(PyObject* name);
+};
+
+class Leaver;
+
+class Machine {
+ public:
+  Machine(PyThreadState* ts, py311::Frame* frame, const CaptureOptions& options);
+  ~Machine();
+  Machine(const Machine&) = delete;
+
+  /// One attempt; the result is complete if `done`, else root_instruction and reason say where it broke.
+  CaptureResult run();
+  PyObject* evaluate(py311::Frame* frame, int throw_flag);
+  bool place_root_arguments(struct Exec& e);
+  /// Side effects, outputs and the graphs, once the exit is known.
+  void finish();
+  std::shared_ptr<const graph::StackTrace> stack_trace();
+
+  PyThreadState* ts;
+  py311::Frame* real_root;       // the frame that was asked for; untouched
+  py311::Frame* root = nullptr;  // its running copy
+  const CaptureOptions& options;
+  aten::Trace trace;
+  CaptureResult result;
+  bool done = false;  // result.exit is filled
+
+  // --- reading: see.cpp ---
+  /// Stand-in (new reference) of `o`, which existed before the call and is found at `source`; takes guards. Null with a
+  /// Python error set on failure (a graph break).
+  PyObject* see(PyObject* o, const SourcePtr& source);
+  /// As see, without guards on `o` itself until observe() meets it. Constants are left to the caller.
+  PyObject* stand_in(PyObject* o, const SourcePtr& source);
+  /// Takes the pending guard of an object that the program now looks at. False with an error set on failure.
+  bool observe(PyObject* o) {
+    auto it = index.find(o);
+    return it == index.end() || knowns[it->second].active || activate(knowns[it->second]);
+  }
+  bool activate(Known& k);
+  Known* find(PyObject* o) {
+    auto it = index.find(o);
+    return it == index.end() ? nullptr : &knowns[it->second];
+  }
+  /// The known object `o` if it existed before the call and is no stand-in of another (an instance, function, module).
+  Known* find_plain(PyObject* o) {
+    Known* k = find(o);
+    return k && k->kind == Known::Kind::Plain ? k : nullptr;
+  }
+  Known& remember(Known k);
+  Class classify(PyObject* o);
+  Class classify_type(PyTypeObject* t);
+  /// True for constants, and tuples and frozensets of constants all the way down.
+  bool is_constant(PyObject* o);
+  PyObject* make_shadow(PyObject* o, Class c, const SourcePtr& source);
+  PyObject* make_fake(PyObject* tensor, const SourcePtr& source);
+  /// The real tensor behind a fake that stands for one, else null (borrowed).
+  PyObject* real_of(PyObject* o) {
+    Known* k = find(o);
+    return k ? k->real.get() : nullptr;
+  }
+
+  /// Registers a module, type or function that is reached without a path (by import).
+  void remember_constant(PyObject* o);
+
+  /// While one lives, frames on this thread run in CPython's own evaluator.
+  struct Paused {
+    explicit Paused(Machine& machine) : m(machine) { ++m.paused; }
+    ~Paused() { --m.paused; }
+    Machine& m;
+  };
+  int paused = 0;
+
+  // --- guards and sources ---
+  void guard(Guard::Kind kind, const SourcePtr& source, PyObject* object = nullptr, uint64_t number = 0,
+             const SourcePtr& other = nullptr);
+  SourcePtr child(guards::Source::Kind kind, const SourcePtr& base, PyObject* key, int64_t index = 0);
+  SourcePtr source_of_object(PyObject* o);  // its known source, or a Const source
+  std::string where();                      // the user's line now, "file:line"
+
+  // --- attributes: attributes.cpp ---
+  /// getattr; new reference. `missing_ok`: null without an error if there is no such attribute.
+  PyObject* load_attr(PyObject* o, PyObject* name, bool missing_ok = false);
+  /// For LOAD_METHOD: 1 if *method is an unbound function to be called with o first, 0 if it is an attribute, -1 error.
+  int load_method(PyObject* o, PyObject* name, PyObject** method);
+  bool store_attr(PyObject* o, PyObject* name, PyObject* value);  // value null: delete
+  /// What object.__setattr__ and object.__getattribute__ do.
+  bool generic_store_attr(PyObject* o, PyObject* name, PyObject* value);
+  PyObject* generic_load_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok);
+  /// The instance's own attribute `name` (its __dict__ and what was written over it). New reference; null without an
+  /// error if it has none.
+  PyObject* load_instance_attr(PyObject* o, Known* k, PyObject* name, bool* found);
+  PyObject* instance_dict(PyObject* o);  // o.__dict__ as the program may see it
+  PyObject* load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing = false);
+  bool store_global(PyObject* globals, PyObject* name, PyObject* value);
+  PyObject* load_cell(PyObject* cell, const SourcePtr& source);
+  bool store_cell(PyObject* cell, PyObject* value);
+  PyObject* load_module_attr(PyObject* module, Known* k, PyObject* name, bool missing_ok);
+  PyObject* load_type_attr(PyObject* type, Known* k, PyObject* name, bool missing_ok);
+  PyObject* load_nn_module_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok);
+  bool is_plain_module_write(PyObject* o, PyObject* name, PyObject* value);
+  PyObject* load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok);
+  bool store_tensor_attr(PyObject* o, PyObject* name, PyObject* value);  // tensors.cpp
+  PyObject* load_grad(PyObject* o);                                      // tensors.cpp
+  /// Gives an existing tensor's fake the stand-in of its .grad; with `look`, guards on what it is.
+  bool ensure_grad(PyObject* fake, bool look);
+  bool is_trusted_namespace(PyObject* dict);  // torch's and the standard library's: functions there are not guarded
+
+  // --- calls: call.cpp ---
+  /// Calls with args[0..n); args[-1] may be overwritten. kwnames as in vectorcall. New reference.
+  PyObject* call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  PyObject* call_ex(PyObject* callable, PyObject* args_tuple, PyObject* kwargs_dict);
+  /// Runs `f` as a torch-level call of `target`.
+  PyObject* torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
+                       const std::function<PyObject*()>& f);
+  /// After a C call: translates kiln's failures into graph breaks, replaces real objects in the result.
+  PyObject* after_c_call(PyObject* result);
+  bool has_fake(PyObject* o, int depth = 0);
+  PyObject* call_c(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  PyObject* call_partial(PyObject* partial, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  PyObject* call_weakref(PyObject* ref);
+  PyObject* call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf,
+                             PyObject* kwnames);  // tensors.cpp
+  PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
+                               PyObject* kwnames);  // tensors.cpp
+  PyObject* call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf,
+                              PyObject* kwnames);  // tensors.cpp
+  bool is_torch_operator(PyObject* o);
+  bool is_disable_wrapper(PyCodeObject* code);
+  void guard_identity(PyObject* real);
+  /// The frame of a Python function with a policy of its own; *handled is false if it is to be interpreted.
+  PyObject* call_python_special(py311::Frame* frame, bool* handled);
+
+  // --- breaks: breaks.cpp ---
+  /// Sets the GraphBreak exception; returns null for convenience. `id` is of graph_breaks.def.
+  PyObject* graph_break(const char* id, const std::string& particulars);
+  bool break_pending() const { return broken; }
+  std::string user_stack();
+  /// Fills result.exit for leaving at the root's current instruction, before it runs.
+  void leave_at(int offset, PyObject** sp, py311::Frame* frame);
+  void leave_return(PyObject* value);
+  void leave(Exit& exit, const std::function<void(Leaver&)>& fill);
+  bool is_made_function(PyObject* f);
+
+  // --- torch level: record.cpp ---
+  std::shared_ptr<graph::Graph> torch_level = std::make_shared<graph::Graph>();
+  bool torch_level_ok = true;  // false once a call fitted no graph: there is no torch-level graph then
+  std::unordered_map<graph::Value, graph::Value> to_torch;  // traced value -> its torch-level value
+  int torch_depth = 0;
+  void mirror_node(graph::Node& traced);
+  /// Appends the node of a call that recorded something. False with an error set if its arguments fit no graph.
+  bool record_torch_level(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* result);
+  bool to_arg(PyObject* o, graph::Arg* out);
+  graph::Value torch_value_of(PyObject* tensor);
+  graph::Op target_op(PyObject* target);
+  graph::Value input_value(const at::Tensor& t);
+  std::unordered_map<PyObject*, int> target_index;
+
+  // --- state ---
+  std::deque<Known> knowns;
+  std::unordered_map<PyObject*, int> index;                // object and stand-in -> knowns
+  std::unordered_map<PyObject*, Overlay> overlays;         // attributes written on existing objects
+  std::unordered_map<PyObject*, Overlay> globals_written;  // by globals dict
+  std::unordered_map<PyObject*, py::Ref> cells_written;    // existing cell -> content (null: deleted)
+  std::vector<py::Ref> cells_order;
+  std::unordered_set<PyObject*> made_cells;
+  std::vector<py::Ref> alive;  // keeps identities valid
+  std::unordered_map<PyObject*, SourcePtr> cell_source;
+  BreakReason reason;                                  // of the pending break
+  std::unordered_map<int, BreakReason> break_reasons;  // of the earlier attempts, by the root's instruction
+  std::vector<int> root_calls;                         // the root's calls so far
+  std::unordered_set<PyObject*> made_functions;
+  std::vector<PyObject*> overlay_order;
+  std::vector<py::Ref> grad_order;
+  bool grad_at_start = true;
+  struct Grad {
+    bool looked = false;
+    py::Ref initial;  // stand-in of the .grad that the tensor came with; null for None
+  };
+  std::unordered_map<PyObject*, Grad> grads_;  // by fake
+  int depth = 0;                               // inlined frames
+  int root_instruction = -1;                   // where the root stands
+  bool broken = false;                         // a graph break is on its way to the root
+  std::string internal_error;                  // InternalError's text on its way out through C frames
+
+ private:
+  std::shared_ptr<const graph::StackTrace> last_stack_;
+  py311::Frame* last_stack_frame_ = nullptr;
+  _Py_CODEUNIT* last_stack_instruction_ = nullptr;
+  struct SourceKey {
+    int kind;
+    const void* base;
+    const void* key;
+    int64_t index;
+    bool operator==(const SourceKey&) const = default;
+  };
+  struct SourceKeyHash {
+    size_t operator()(const SourceKey& k) const noexcept {
+      size_t h = std::hash<const void*>{}(k.base) * 0x9E3779B97F4A7C15ull;
+      h ^= std::hash<const void*>{}(k.key) + (h << 6) + (h >> 2);
+      return h ^ static_cast<size_t>(k.index * 31 + k.kind);
+    }
+  };
+  std::unordered_map<SourceKey, SourcePtr, SourceKeyHash> sources_;
+  std::unordered_set<SourceKey, SourceKeyHash> guards_taken_;
+  std::unordered_map<PyTypeObject*, Class> classes_;
+  using Pair = std::pair<PyObject*, PyObject*>;
+  struct PairHash {
+    size_t operator()(const Pair& p) const noexcept {
+      return std::hash<const void*>{}(p.first) * 0x9E3779B97F4A7C15ull ^ std::hash<const void*>{}(p.second);
+    }
+  };
+  std::unordered_map<Pair, py::Ref, PairHash> globals_seen_, attributes_seen_;
+  std::unordered_map<PyObject*, bool> trusted_;
+  std::unordered_map<PyObject*, py::Ref> dict_shadows_;  // object -> shadow of its __dict__
+  std::unordered_set<PyObject*> class_versions_;         // classes whose attributes were read through the class
+  bool is_constant_type(PyTypeObject* t);
+};
+
+/// The thread's running capture, or null.
+Machine* machine();
+/// The exception that carries a graph break through Python frames.
+PyObject* graph_break_type();
+
+/// Objects of Python's and torch's modules that the machine compares with; loaded once.
+struct Names {
+  PyObject *dict, *class_, *getattr, *getattribute, *setattr, *delattr, *call, *init, *name, *module, *qualname, *grad,
+      *data, *requires_grad, *parameters, *buffers, *modules, *code, *closure, *defaults, *kwdefaults, *self, *func,
+      *enter, *exit, *contents;
+  PyObject *tensor_type, *parameter_type, *buffer_type, *module_type, *module_getattr, *module_setattr, *ordered_dict,
+      *default_dict, *deque, *partial, *size_type;
+};
+const Names& names();
+
+}  // namespace kiln::capture

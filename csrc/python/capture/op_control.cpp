@@ -1,0 +1,291 @@
+// Jumps, loops, returns, generators, exceptions and with blocks.
+#include "python/capture/eval.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+int truth(Exec& e, PyObject* o) {
+  if (o == Py_True) return 1;
+  if (o == Py_False || o == Py_None) return 0;
+  if (THPVariable_Check(o)) {
+    e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
+    return -1;
+  }
+  return PyObject_IsTrue(o);
+}
+
+Flow op_jump_forward(Exec& e, int arg) {
+  e.next += arg;
+  return Flow::Next;
+}
+
+Flow op_jump_backward(Exec& e, int arg) {
+  e.next -= arg;
+  return PyErr_CheckSignals() < 0 ? Flow::Error : Flow::Next;
+}
+
+namespace {
+Flow pop_jump(Exec& e, int offset, bool if_true) {
+  const int t = truth(e, e.top());
+  if (t < 0) return Flow::Error;
+  e.drop(1);
+  if ((t != 0) == if_true) e.next += offset;
+  return Flow::Next;
+}
+
+Flow jump_or_pop(Exec& e, int offset, bool if_true) {
+  const int t = truth(e, e.top());
+  if (t < 0) return Flow::Error;
+  if ((t != 0) == if_true)
+    e.next += offset;
+  else
+    e.drop(1);
+  return Flow::Next;
+}
+
+Flow jump_none(Exec& e, int offset, bool if_none) {
+  PyObject* o = e.pop();
+  if ((o == Py_None) == if_none) e.next += offset;
+  Py_DECREF(o);
+  return Flow::Next;
+}
+}  // namespace
+
+Flow op_pop_jump_forward_if_false(Exec& e, int arg) { return pop_jump(e, arg, false); }
+Flow op_pop_jump_forward_if_true(Exec& e, int arg) { return pop_jump(e, arg, true); }
+Flow op_pop_jump_backward_if_false(Exec& e, int arg) { return pop_jump(e, -arg, false); }
+Flow op_pop_jump_backward_if_true(Exec& e, int arg) { return pop_jump(e, -arg, true); }
+Flow op_jump_if_false_or_pop(Exec& e, int arg) { return jump_or_pop(e, arg, false); }
+Flow op_jump_if_true_or_pop(Exec& e, int arg) { return jump_or_pop(e, arg, true); }
+Flow op_pop_jump_forward_if_none(Exec& e, int arg) { return jump_none(e, arg, true); }
+Flow op_pop_jump_forward_if_not_none(Exec& e, int arg) { return jump_none(e, arg, false); }
+Flow op_pop_jump_backward_if_none(Exec& e, int arg) { return jump_none(e, -arg, true); }
+Flow op_pop_jump_backward_if_not_none(Exec& e, int arg) { return jump_none(e, -arg, false); }
+
+Flow op_get_iter(Exec& e, int) {
+  PyObject* o = e.top();
+  if (THPVariable_Check(o) && e.m.has_fake(o)) {
+    // Tensor.__iter__ is Python; it warns and unbinds.
+    return e.replace_top(PyObject_GetIter(o));
+  }
+  return e.replace_top(e.m.after_c_call(PyObject_GetIter(o)));
+}
+
+Flow op_for_iter(Exec& e, int arg) {
+  PyObject* it = e.top();
+  if (Known* k = e.m.find_plain(it); k && !PyErr_Occurred()) {
+    e.m.graph_break("iterator-from-outside",
+                    std::string("a loop over a ") + Py_TYPE(it)->tp_name + " that was made before the captured code");
+    return Flow::Error;
+  }
+  PyObject* v = (*Py_TYPE(it)->tp_iternext)(it);
+  if (v) {
+    v = e.m.after_c_call(v);
+    return e.push_seen(v);
+  }
+  if (PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_StopIteration)) return Flow::Error;
+    PyErr_Clear();
+  }
+  e.drop(1);
+  e.next += arg;
+  return Flow::Next;
+}
+
+Flow op_return_value(Exec& e, int) {
+  if (e.root) {
+    e.m.leave_return(e.top());
+    if (PyErr_Occurred()) return Flow::Error;
+  }
+  e.result = e.pop();
+  return Flow::Leave;
+}
+
+Flow op_return_generator(Exec& e, int) {
+  if (e.root) {
+    e.m.graph_break("generator-function", "the captured function is a generator");
+    return Flow::Error;
+  }
+  // CPython's own evaluator runs exactly this instruction: it makes the generator from the frame and returns it.
+  e.frame->prev_instr = py311::first_instruction(e.code) + e.at - 1;
+  e.frame->stacktop = static_cast<int>(e.sp - e.frame->localsplus);
+  py311::Frame* previous = e.frame->previous;
+  e.ts->cframe->current_frame = previous;
+  e.result = _PyEval_EvalFrameDefault(e.ts, e.frame, 0);
+  e.ts->cframe->current_frame = e.frame;
+  e.frame->previous = previous;
+  if (!e.result) return Flow::Error;
+  e.sp = e.frame->localsplus;  // the generator owns the frame's contents now
+  return Flow::Leave;
+}
+
+Flow op_yield_value(Exec& e, int) {
+  e.result = e.pop();
+  py311::generator_of(e.frame)->gi_frame_state = py311::Suspended;
+  return Flow::Leave;
+}
+
+Flow op_get_yield_from_iter(Exec& e, int) {
+  PyObject* o = e.top();
+  if (PyGen_CheckExact(o) || PyCoro_CheckExact(o)) return Flow::Next;
+  return e.replace_top(PyObject_GetIter(o));
+}
+
+Flow op_send(Exec& e, int arg) {
+  PyObject* v = e.pop();
+  PyObject* receiver = e.top();
+  PyObject* value = nullptr;
+  PySendResult r;
+  if (PyIter_Check(receiver) && v == Py_None && !PyGen_CheckExact(receiver) && !PyCoro_CheckExact(receiver)) {
+    value = Py_TYPE(receiver)->tp_iternext(receiver);
+    if (value) {
+      r = PYGEN_NEXT;
+    } else {
+      r = _PyGen_FetchStopIterationValue(&value) == 0 ? PYGEN_RETURN : PYGEN_ERROR;
+    }
+  } else if (Py_TYPE(receiver)->tp_as_async && Py_TYPE(receiver)->tp_as_async->am_send) {
+    r = PyIter_Send(receiver, v, &value);
+  } else {
+    static PyObject* send = PyUnicode_InternFromString("send");
+    value = PyObject_CallMethodOneArg(receiver, send, v);
+    r = value ? PYGEN_NEXT : _PyGen_FetchStopIterationValue(&value) == 0 ? PYGEN_RETURN : PYGEN_ERROR;
+  }
+  Py_DECREF(v);
+  if (r == PYGEN_ERROR) return Flow::Error;
+  if (r == PYGEN_RETURN) {
+    e.top() = value;
+    Py_DECREF(receiver);
+    e.next += arg;
+    return e.m.observe(value) ? Flow::Next : Flow::Error;
+  }
+  return e.push_seen(value);
+}
+
+Flow op_async(Exec& e, int) {
+  e.m.graph_break("async", "asynchronous code");
+  return Flow::Error;
+}
+
+// --- exceptions --------------------------------------------------------------------------------------------------
+
+Flow op_push_exc_info(Exec& e, int) {
+  PyObject* value = e.pop();
+  _PyErr_StackItem* info = e.ts->exc_info;
+  e.push(info->exc_value ? info->exc_value : Py_NewRef(Py_None));
+  e.push(Py_NewRef(value));
+  info->exc_value = value;
+  return Flow::Next;
+}
+
+Flow op_pop_except(Exec& e, int) {
+  Py_XSETREF(e.ts->exc_info->exc_value, e.pop());
+  return Flow::Next;
+}
+
+Flow op_check_exc_match(Exec& e, int) {
+  PyObject* type = e.top();
+  const bool tuple = PyTuple_Check(type);
+  const Py_ssize_t n = tuple ? PyTuple_GET_SIZE(type) : 1;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* t = tuple ? PyTuple_GET_ITEM(type, i) : type;
+    if (!PyExceptionClass_Check(t)) {
+      PyErr_SetString(PyExc_TypeError, "catching classes that do not inherit from BaseException is not allowed");
+      return Flow::Error;
+    }
+  }
+  const int match = PyErr_GivenExceptionMatches(e.top(1), type);
+  Py_SETREF(e.top(), Py_NewRef(match ? Py_True : Py_False));
+  return Flow::Next;
+}
+
+Flow op_check_eg_match(Exec& e, int) {
+  e.m.graph_break("exception-group", "except* (exception groups)");
+  return Flow::Error;
+}
+
+Flow op_prep_reraise_star(Exec& e, int arg) { return op_check_eg_match(e, arg); }
+
+Flow op_reraise(Exec& e, int arg) {
+  if (arg) {
+    const long last = PyLong_AsLong(e.top(arg));
+    e.frame->prev_instr = py311::first_instruction(e.code) + last;
+  }
+  PyObject* value = e.pop();
+  PyErr_Restore(Py_NewRef(PyExceptionInstance_Class(value)), value, PyException_GetTraceback(value));
+  return Flow::Error;
+}
+
+Flow op_raise_varargs(Exec& e, int arg) {
+  py::Ref cause = arg == 2 ? py::Ref::steal(e.pop()) : py::Ref();
+  py::Ref exc = arg >= 1 ? py::Ref::steal(e.pop()) : py::Ref();
+  if (!exc) {
+    PyObject* handled = PyErr_GetHandledException();
+    if (!handled || handled == Py_None) {
+      Py_XDECREF(handled);
+      PyErr_SetString(PyExc_RuntimeError, "No active exception to reraise");
+      return Flow::Error;
+    }
+    PyErr_Restore(Py_NewRef(PyExceptionInstance_Class(handled)), handled, PyException_GetTraceback(handled));
+    return Flow::Error;
+  }
+  auto instance = [](PyObject* o, const char* message) {
+    if (PyExceptionClass_Check(o)) {
+      py::Ref v = py::Ref::steal(PyObject_CallNoArgs(o));
+      if (v && !PyExceptionInstance_Check(v.get())) {
+        PyErr_Format(PyExc_TypeError, "calling %R should have returned an instance of BaseException, not %R", o,
+                     Py_TYPE(v.get()));
+        return py::Ref();
+      }
+      return v;
+    }
+    if (PyExceptionInstance_Check(o)) return py::Ref::borrow(o);
+    PyErr_SetString(PyExc_TypeError, message);
+    return py::Ref();
+  };
+  py::Ref value = instance(exc.get(), "exceptions must derive from BaseException");
+  if (!value) return Flow::Error;
+  if (cause) {
+    py::Ref c =
+        cause.get() == Py_None ? py::Ref() : instance(cause.get(), "exception causes must derive from BaseException");
+    if (!c && cause.get() != Py_None) return Flow::Error;
+    PyException_SetCause(value.get(), c.release());
+  }
+  PyErr_SetObject(PyExceptionInstance_Class(value.get()), value.get());
+  return Flow::Error;
+}
+
+Flow op_load_assertion_error(Exec& e, int) {
+  e.push(Py_NewRef(PyExc_AssertionError));
+  return Flow::Next;
+}
+
+Flow op_before_with(Exec& e, int) {
+  PyObject* manager = e.top();
+  auto bound = [&](PyObject* name) {
+    PyTypeObject* t = Py_TYPE(manager);
+    PyObject* descr = _PyType_Lookup(t, name);
+    if (!descr) {
+      PyErr_Format(PyExc_TypeError, "'%.200s' object does not support the context manager protocol", t->tp_name);
+      return py::Ref();
+    }
+    descrgetfunc get = Py_TYPE(descr)->tp_descr_get;
+    return get ? py::Ref::steal(get(descr, manager, reinterpret_cast<PyObject*>(t))) : py::Ref::borrow(descr);
+  };
+  py::Ref enter_method = bound(names().enter);
+  py::Ref exit_method = enter_method ? bound(names().exit) : py::Ref();
+  if (!exit_method) return Flow::Error;
+  PyObject* v = e.m.call(enter_method.get(), nullptr, 0, nullptr);
+  if (!v) return Flow::Error;
+  Py_SETREF(e.top(), exit_method.release());
+  return e.push_seen(v);
+}
+
+Flow op_with_except_start(Exec& e, int) {
+  PyObject* value = e.top(0);
+  PyObject* exit = e.top(3);
+  py::Ref tb = py::Ref::steal(PyException_GetTraceback(value));
+  PyObject* args[4] = {nullptr, PyExceptionInstance_Class(value), value, tb ? tb.get() : Py_None};
+  return e.push_seen(e.m.call(exit, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+}
+
+}  // namespace kiln::capture

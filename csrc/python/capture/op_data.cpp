@@ -1,0 +1,589 @@
+// Operators, containers, strings, functions, imports and pattern matching.
+#include "python/capture/eval.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+PyObject* operator_object(const char* name) {
+  static auto* cache = new std::unordered_map<std::string, PyObject*>();
+  auto it = cache->find(name);
+  if (it != cache->end()) return it->second;
+  PyObject* module = PyImport_ImportModule("operator");
+  PyObject* f = module ? PyObject_GetAttrString(module, name) : nullptr;
+  Py_XDECREF(module);
+  cache->emplace(name, f);
+  return f;
+}
+
+PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
+  bool tensor = false;
+  for (size_t i = 0; i < n; ++i) tensor |= THPVariable_Check(args[i]);
+  if (!tensor) return m.after_c_call(f(args));
+  return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
+}
+
+namespace {
+struct BinaryOp {
+  const char* name;
+  PyObject* (*run)(PyObject* const*);
+};
+#define KILN_NB(name, function) {name, [](PyObject* const* a) { return function(a[0], a[1]); }}
+const BinaryOp kBinaryOps[] = {
+    KILN_NB("add", PyNumber_Add),
+    KILN_NB("and_", PyNumber_And),
+    KILN_NB("floordiv", PyNumber_FloorDivide),
+    KILN_NB("lshift", PyNumber_Lshift),
+    KILN_NB("matmul", PyNumber_MatrixMultiply),
+    KILN_NB("mul", PyNumber_Multiply),
+    KILN_NB("mod", PyNumber_Remainder),
+    KILN_NB("or_", PyNumber_Or),
+    {"pow", [](PyObject* const* a) { return PyNumber_Power(a[0], a[1], Py_None); }},
+    KILN_NB("rshift", PyNumber_Rshift),
+    KILN_NB("sub", PyNumber_Subtract),
+    KILN_NB("truediv", PyNumber_TrueDivide),
+    KILN_NB("xor", PyNumber_Xor),
+    KILN_NB("iadd", PyNumber_InPlaceAdd),
+    KILN_NB("iand", PyNumber_InPlaceAnd),
+    KILN_NB("ifloordiv", PyNumber_InPlaceFloorDivide),
+    KILN_NB("ilshift", PyNumber_InPlaceLshift),
+    KILN_NB("imatmul", PyNumber_InPlaceMatrixMultiply),
+    KILN_NB("imul", PyNumber_InPlaceMultiply),
+    KILN_NB("imod", PyNumber_InPlaceRemainder),
+    KILN_NB("ior", PyNumber_InPlaceOr),
+    {"ipow", [](PyObject* const* a) { return PyNumber_InPlacePower(a[0], a[1], Py_None); }},
+    KILN_NB("irshift", PyNumber_InPlaceRshift),
+    KILN_NB("isub", PyNumber_InPlaceSubtract),
+    KILN_NB("itruediv", PyNumber_InPlaceTrueDivide),
+    KILN_NB("ixor", PyNumber_InPlaceXor),
+};
+const BinaryOp kCompareOps[] = {
+    {"lt", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_LT); }},
+    {"le", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_LE); }},
+    {"eq", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_EQ); }},
+    {"ne", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_NE); }},
+    {"gt", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_GT); }},
+    {"ge", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_GE); }},
+};
+
+/// Replaces the two topmost by `o`.
+Flow replace_two(Exec& e, PyObject* o) {
+  if (!o) return Flow::Error;
+  e.drop(2);
+  return e.push_seen(o);
+}
+
+Flow unary(Exec& e, const char* name, PyObject* (*f)(PyObject* const*)) {
+  PyObject* args[1] = {e.top()};
+  return e.replace_top(operate(e.m, name, args, 1, f));
+}
+}  // namespace
+
+Flow op_binary_op(Exec& e, int arg) {
+  const BinaryOp& op = kBinaryOps[arg];
+  PyObject* args[2] = {e.top(1), e.top(0)};
+  return replace_two(e, operate(e.m, op.name, args, 2, op.run));
+}
+
+Flow op_compare_op(Exec& e, int arg) {
+  const BinaryOp& op = kCompareOps[arg];
+  PyObject* args[2] = {e.top(1), e.top(0)};
+  return replace_two(e, operate(e.m, op.name, args, 2, op.run));
+}
+
+Flow op_unary_positive(Exec& e, int) {
+  return unary(e, "pos", [](PyObject* const* a) { return PyNumber_Positive(a[0]); });
+}
+Flow op_unary_negative(Exec& e, int) {
+  return unary(e, "neg", [](PyObject* const* a) { return PyNumber_Negative(a[0]); });
+}
+Flow op_unary_invert(Exec& e, int) {
+  return unary(e, "invert", [](PyObject* const* a) { return PyNumber_Invert(a[0]); });
+}
+
+Flow op_unary_not(Exec& e, int) {
+  const int t = truth(e, e.top());
+  if (t < 0) return Flow::Error;
+  Py_SETREF(e.top(), Py_NewRef(t ? Py_False : Py_True));
+  return Flow::Next;
+}
+
+Flow op_is_op(Exec& e, int arg) {
+  const bool is = e.top(0) == e.top(1);
+  e.drop(2);
+  e.push(Py_NewRef(is != static_cast<bool>(arg) ? Py_True : Py_False));
+  return Flow::Next;
+}
+
+Flow op_contains_op(Exec& e, int arg) {
+  const int has = PySequence_Contains(e.top(0), e.top(1));
+  if (has < 0) {
+    e.m.after_c_call(nullptr);
+    return Flow::Error;
+  }
+  e.drop(2);
+  e.push(Py_NewRef((has != 0) != static_cast<bool>(arg) ? Py_True : Py_False));
+  return Flow::Next;
+}
+
+Flow op_binary_subscr(Exec& e, int) {
+  PyObject* container = e.top(1);
+  PyObject* args[2] = {container, e.top(0)};
+  if (PyType_Check(container)) {  // list[int], Generic[T]
+    return replace_two(e, PyObject_GetItem(container, e.top(0)));
+  }
+  return replace_two(e,
+                     operate(e.m, "getitem", args, 2, [](PyObject* const* a) { return PyObject_GetItem(a[0], a[1]); }));
+}
+
+Flow op_store_subscr(Exec& e, int) {
+  PyObject* args[3] = {e.top(1), e.top(0), e.top(2)};  // container, key, value
+  PyObject* done = operate(e.m, "setitem", args, 3, [](PyObject* const* a) {
+    return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
+  });
+  if (!done) return Flow::Error;
+  Py_DECREF(done);
+  e.drop(3);
+  return Flow::Next;
+}
+
+Flow op_delete_subscr(Exec& e, int) {
+  if (PyObject_DelItem(e.top(1), e.top(0)) < 0) return Flow::Error;
+  e.drop(2);
+  return Flow::Next;
+}
+
+// --- containers --------------------------------------------------------------------------------------------------
+
+Flow op_build_tuple(Exec& e, int arg) {
+  PyObject* t = PyTuple_New(arg);
+  if (!t) return Flow::Error;
+  while (--arg >= 0) PyTuple_SET_ITEM(t, arg, e.pop());
+  e.push(t);
+  return Flow::Next;
+}
+
+Flow op_build_list(Exec& e, int arg) {
+  PyObject* l = PyList_New(arg);
+  if (!l) return Flow::Error;
+  while (--arg >= 0) PyList_SET_ITEM(l, arg, e.pop());
+  e.push(l);
+  return Flow::Next;
+}
+
+Flow op_build_set(Exec& e, int arg) {
+  py::Ref s = py::Ref::steal(PySet_New(nullptr));
+  if (!s) return Flow::Error;
+  for (int i = arg - 1; i >= 0; --i)
+    if (PySet_Add(s.get(), e.top(i)) < 0) return Flow::Error;
+  e.drop(arg);
+  e.push(s.release());
+  return Flow::Next;
+}
+
+Flow op_build_map(Exec& e, int arg) {
+  py::Ref d = py::Ref::steal(PyDict_New());
+  if (!d) return Flow::Error;
+  for (int i = arg - 1; i >= 0; --i)
+    if (PyDict_SetItem(d.get(), e.top(2 * i + 1), e.top(2 * i)) < 0) return Flow::Error;
+  e.drop(2 * arg);
+  e.push(d.release());
+  return Flow::Next;
+}
+
+Flow op_build_const_key_map(Exec& e, int arg) {
+  PyObject* keys = e.top();
+  py::Ref d = py::Ref::steal(PyDict_New());
+  if (!d) return Flow::Error;
+  for (int i = 0; i < arg; ++i)
+    if (PyDict_SetItem(d.get(), PyTuple_GET_ITEM(keys, i), e.top(arg - i)) < 0) return Flow::Error;
+  e.drop(arg + 1);
+  e.push(d.release());
+  return Flow::Next;
+}
+
+Flow op_build_slice(Exec& e, int arg) {
+  PyObject* step = arg == 3 ? e.top(0) : nullptr;
+  PyObject* s = PySlice_New(e.top(arg - 1), e.top(arg - 2), step);
+  if (!s) return Flow::Error;
+  e.drop(arg);
+  e.push(s);
+  return Flow::Next;
+}
+
+Flow op_build_string(Exec& e, int arg) {
+  static PyObject* empty = PyUnicode_New(0, 0);
+  PyObject* s = _PyUnicode_JoinArray(empty, e.sp - arg, arg);
+  if (!s) return Flow::Error;
+  e.drop(arg);
+  e.push(s);
+  return Flow::Next;
+}
+
+Flow op_format_value(Exec& e, int arg) {
+  py::Ref spec = (arg & 4) ? py::Ref::steal(e.pop()) : py::Ref();
+  py::Ref value = py::Ref::steal(e.pop());
+  if (arg & 3) {
+    PyObject* (*convert)(PyObject*) = (arg & 3) == 1 ? PyObject_Str : (arg & 3) == 2 ? PyObject_Repr : PyObject_ASCII;
+    value = py::Ref::steal(e.m.after_c_call(convert(value.get())));
+    if (!value) return Flow::Error;
+  }
+  if (PyUnicode_CheckExact(value.get()) && !spec) {
+    e.push(value.release());
+    return Flow::Next;
+  }
+  PyObject* s = e.m.after_c_call(PyObject_Format(value.get(), spec.get()));
+  if (!s) return Flow::Error;
+  e.push(s);
+  return Flow::Next;
+}
+
+Flow op_list_append(Exec& e, int arg) {
+  py::Ref v = py::Ref::steal(e.pop());
+  return PyList_Append(e.top(arg - 1), v.get()) < 0 ? Flow::Error : Flow::Next;
+}
+
+Flow op_set_add(Exec& e, int arg) {
+  py::Ref v = py::Ref::steal(e.pop());
+  return PySet_Add(e.top(arg - 1), v.get()) < 0 ? Flow::Error : Flow::Next;
+}
+
+Flow op_map_add(Exec& e, int arg) {
+  py::Ref value = py::Ref::steal(e.pop()), key = py::Ref::steal(e.pop());
+  return PyDict_SetItem(e.top(arg - 1), key.get(), value.get()) < 0 ? Flow::Error : Flow::Next;
+}
+
+Flow op_list_extend(Exec& e, int arg) {
+  py::Ref it = py::Ref::steal(e.pop());
+  PyObject* none = _PyList_Extend(reinterpret_cast<PyListObject*>(e.top(arg - 1)), it.get());
+  if (!none) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) && !Py_TYPE(it.get())->tp_iter && !PySequence_Check(it.get())) {
+      PyErr_Clear();
+      PyErr_Format(PyExc_TypeError, "Value after * must be an iterable, not %.200s", Py_TYPE(it.get())->tp_name);
+    }
+    return Flow::Error;
+  }
+  Py_DECREF(none);
+  return Flow::Next;
+}
+
+Flow op_set_update(Exec& e, int arg) {
+  py::Ref it = py::Ref::steal(e.pop());
+  return _PySet_Update(e.top(arg - 1), it.get()) < 0 ? Flow::Error : Flow::Next;
+}
+
+Flow op_dict_update(Exec& e, int arg) {
+  py::Ref update = py::Ref::steal(e.pop());
+  if (PyDict_Update(e.top(arg - 1), update.get()) == 0) return Flow::Next;
+  if (PyErr_ExceptionMatches(PyExc_AttributeError))
+    PyErr_Format(PyExc_TypeError, "'%.200s' object is not a mapping", Py_TYPE(update.get())->tp_name);
+  return Flow::Error;
+}
+
+Flow op_dict_merge(Exec& e, int arg) {
+  py::Ref update = py::Ref::steal(e.pop());
+  if (_PyDict_MergeEx(e.top(arg - 1), update.get(), 2) == 0) return Flow::Next;
+  PyObject* function = e.top(arg + 1);
+  if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    PyErr_Format(PyExc_TypeError, "%R argument after ** must be a mapping, not %.200s", function,
+                 Py_TYPE(update.get())->tp_name);
+  } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    if (value && PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 1)
+      PyErr_Format(PyExc_TypeError, "%R got multiple values for keyword argument '%S'", function,
+                   PyTuple_GET_ITEM(value, 0));
+    else
+      PyErr_Format(PyExc_TypeError, "%R got multiple values for a keyword argument", function);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(tb);
+  }
+  return Flow::Error;
+}
+
+Flow op_list_to_tuple(Exec& e, int) {
+  PyObject* t = PyList_AsTuple(e.top());
+  if (!t) return Flow::Error;
+  Py_SETREF(e.top(), t);
+  return Flow::Next;
+}
+
+Flow op_unpack_sequence(Exec& e, int arg) {
+  py::Ref seq = py::Ref::steal(e.pop());
+  PyObject* s = seq.get();
+  if ((PyTuple_CheckExact(s) || PyList_CheckExact(s)) && PySequence_Fast_GET_SIZE(s) == arg) {
+    PyObject** items = PySequence_Fast_ITEMS(s);
+    for (int i = arg - 1; i >= 0; --i) {
+      e.push(Py_NewRef(items[i]));
+      if (!e.m.observe(items[i])) return Flow::Error;
+    }
+    return Flow::Next;
+  }
+  return op_unpack_ex(e, (e.push(seq.release()), arg | (1 << 30)));
+}
+
+Flow op_unpack_ex(Exec& e, int arg) {
+  const bool exact = arg & (1 << 30);
+  if (exact) arg &= ~(1 << 30);
+  const int before = exact ? arg : arg & 0xFF, after = exact ? 0 : arg >> 8;
+  py::Ref seq = py::Ref::steal(e.pop());
+  if (!Py_TYPE(seq.get())->tp_iter && !PySequence_Check(seq.get())) {
+    PyErr_Format(PyExc_TypeError, "cannot unpack non-iterable %.200s object", Py_TYPE(seq.get())->tp_name);
+    return Flow::Error;
+  }
+  py::Ref it = py::Ref::steal(PyObject_GetIter(seq.get()));
+  if (!it) return Flow::Error;
+  std::vector<py::Ref> items;
+  for (;;) {
+    if (exact && static_cast<int>(items.size()) > before) break;
+    PyObject* v = PyIter_Next(it.get());
+    if (!v) {
+      if (PyErr_Occurred()) return Flow::Error;
+      break;
+    }
+    items.push_back(py::Ref::steal(v));
+  }
+  const int n = static_cast<int>(items.size());
+  if (n < before + after) {
+    PyErr_Format(PyExc_ValueError, "not enough values to unpack (expected %s%d, got %d)", exact ? "" : "at least ",
+                 before + after, n);
+    return Flow::Error;
+  }
+  if (exact && n > before) {
+    PyErr_Format(PyExc_ValueError, "too many values to unpack (expected %d)", before);
+    return Flow::Error;
+  }
+  for (int i = n - 1; i >= n - after; --i) e.push(items[i].new_ref());
+  if (!exact) {
+    PyObject* rest = PyList_New(n - before - after);
+    if (!rest) return Flow::Error;
+    for (int i = before; i < n - after; ++i) PyList_SET_ITEM(rest, i - before, items[i].new_ref());
+    e.push(rest);
+  }
+  for (int i = before - 1; i >= 0; --i) e.push(items[i].new_ref());
+  for (const py::Ref& r : items)
+    if (!e.m.observe(r.get())) return Flow::Error;
+  return Flow::Next;
+}
+
+// --- functions, classes, imports -----------------------------------------------------------------------------------
+
+Flow op_make_function(Exec& e, int arg) {
+  py::Ref code = py::Ref::steal(e.pop());
+  auto* f = reinterpret_cast<PyFunctionObject*>(PyFunction_New(code.get(), e.frame->f_globals));
+  if (!f) return Flow::Error;
+  if (arg & 8) f->func_closure = e.pop();
+  if (arg & 4) f->func_annotations = e.pop();
+  if (arg & 2) f->func_kwdefaults = e.pop();
+  if (arg & 1) f->func_defaults = e.pop();
+  e.m.made_functions.insert(reinterpret_cast<PyObject*>(f));
+  e.m.alive.push_back(py::Ref::borrow(reinterpret_cast<PyObject*>(f)));
+  e.push(reinterpret_cast<PyObject*>(f));
+  return Flow::Next;
+}
+
+Flow op_load_build_class(Exec& e, int) {
+  static PyObject* name = PyUnicode_InternFromString("__build_class__");
+  PyObject* f = PyObject_GetItem(e.frame->f_builtins, name);
+  if (!f) return Flow::Error;
+  e.push(f);
+  return Flow::Next;
+}
+
+Flow op_setup_annotations(Exec& e, int) {
+  static PyObject* name = PyUnicode_InternFromString("__annotations__");
+  PyObject* locals = e.frame->f_locals;
+  if (!locals) return Flow::Next;
+  PyObject* a = PyObject_GetItem(locals, name);
+  if (!a) {
+    PyErr_Clear();
+    a = PyDict_New();
+    if (!a || PyObject_SetItem(locals, name, a) < 0) return Flow::Error;
+  }
+  Py_DECREF(a);
+  return Flow::Next;
+}
+
+Flow op_print_expr(Exec& e, int) {
+  e.m.graph_break("interactive-print", "an expression of the interactive prompt");
+  return Flow::Error;
+}
+
+Flow op_import_star(Exec& e, int) {
+  e.m.graph_break("import-star", "from module import *");
+  return Flow::Error;
+}
+
+Flow op_import_name(Exec& e, int arg) {
+  py::Ref from = py::Ref::steal(e.pop()), level = py::Ref::steal(e.pop());
+  PyObject* module;
+  {
+    // Importing runs the module's own code, which is no part of the captured program.
+    Machine::Paused paused(e.m);
+    aten::RecordingPaused no_recording;
+    module = PyImport_ImportModuleLevelObject(e.name(arg), e.frame->f_globals, nullptr, from.get(),
+                                              static_cast<int>(PyLong_AsLong(level.get())));
+  }
+  if (!module) return Flow::Error;
+  e.push(module);
+  e.m.remember_constant(module);
+  return Flow::Next;
+}
+
+Flow op_import_from(Exec& e, int arg) {
+  PyObject* v = e.m.load_attr(e.top(), e.name(arg), true);
+  if (!v && !PyErr_Occurred()) {
+    py::Ref package = py::Ref::steal(e.m.load_attr(e.top(), names().name));
+    if (!package) return Flow::Error;
+    py::Ref full = py::Ref::steal(PyUnicode_FromFormat("%U.%U", package.get(), e.name(arg)));
+    v = full ? PyImport_GetModule(full.get()) : nullptr;
+    if (v) e.m.remember_constant(v);
+    if (!v && !PyErr_Occurred())
+      PyErr_Format(PyExc_ImportError, "cannot import name %R from %R", e.name(arg), package.get());
+  }
+  return e.push_seen(v);
+}
+
+// --- pattern matching ----------------------------------------------------------------------------------------------
+
+Flow op_get_len(Exec& e, int) {
+  const Py_ssize_t n = PyObject_Length(e.top());
+  if (n < 0) return Flow::Error;
+  e.push(PyLong_FromSsize_t(n));
+  return Flow::Next;
+}
+
+Flow op_match_mapping(Exec& e, int) {
+  e.push(Py_NewRef(Py_TYPE(e.top())->tp_flags & Py_TPFLAGS_MAPPING ? Py_True : Py_False));
+  return Flow::Next;
+}
+
+Flow op_match_sequence(Exec& e, int) {
+  e.push(Py_NewRef(Py_TYPE(e.top())->tp_flags & Py_TPFLAGS_SEQUENCE ? Py_True : Py_False));
+  return Flow::Next;
+}
+
+Flow op_match_keys(Exec& e, int) {
+  PyObject* keys = e.top(0);
+  PyObject* subject = e.top(1);
+  const Py_ssize_t n = PyTuple_GET_SIZE(keys);
+  py::Ref values = py::Ref::steal(PyTuple_New(n));
+  if (!values) return Flow::Error;
+  static PyObject* get = PyUnicode_InternFromString("get");
+  py::Ref missing = py::Ref::steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type)));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* v = PyObject_CallMethodObjArgs(subject, get, PyTuple_GET_ITEM(keys, i), missing.get(), nullptr);
+    if (!v) return Flow::Error;
+    if (v == missing.get()) {
+      Py_DECREF(v);
+      e.push(Py_NewRef(Py_None));
+      return Flow::Next;
+    }
+    PyTuple_SET_ITEM(values.get(), i, v);
+  }
+  e.push(values.release());
+  return Flow::Next;
+}
+
+Flow op_match_class(Exec& e, int arg) {
+  py::Ref names_tuple = py::Ref::steal(e.pop()), type = py::Ref::steal(e.pop()), subject = py::Ref::steal(e.pop());
+  const int is = PyObject_IsInstance(subject.get(), type.get());
+  if (is < 0) return Flow::Error;
+  auto none = [&] {
+    if (PyErr_Occurred()) {
+      if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return Flow::Error;
+      PyErr_Clear();
+    }
+    e.push(Py_NewRef(Py_None));
+    return Flow::Next;
+  };
+  if (!is) return none();
+  const Py_ssize_t kwargs = PyTuple_GET_SIZE(names_tuple.get());
+  py::Ref out = py::Ref::steal(PyTuple_New(arg + kwargs));
+  if (!out) return Flow::Error;
+  if (arg > 0) {
+    static PyObject* match_args = PyUnicode_InternFromString("__match_args__");
+    py::Ref fields = py::Ref::steal(PyObject_GetAttr(type.get(), match_args));
+    if (!fields) {
+      if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return Flow::Error;
+      PyErr_Clear();
+      // Builtin types match themselves by position.
+      const bool self =
+          PyType_Check(type.get()) && (reinterpret_cast<PyTypeObject*>(type.get())->tp_flags & _Py_TPFLAGS_MATCH_SELF);
+      if (!self || arg > 1) {
+        PyErr_Format(PyExc_TypeError, "%s() accepts %d positional sub-patterns (%d given)",
+                     reinterpret_cast<PyTypeObject*>(type.get())->tp_name, self ? 1 : 0, arg);
+        return Flow::Error;
+      }
+      PyTuple_SET_ITEM(out.get(), 0, subject.new_ref());
+    } else {
+      if (!PyTuple_CheckExact(fields.get()) || PyTuple_GET_SIZE(fields.get()) < arg) {
+        PyErr_Format(PyExc_TypeError, "%s() accepts fewer positional sub-patterns (%d given)",
+                     reinterpret_cast<PyTypeObject*>(type.get())->tp_name, arg);
+        return Flow::Error;
+      }
+      for (int i = 0; i < arg; ++i) {
+        PyObject* v = e.m.load_attr(subject.get(), PyTuple_GET_ITEM(fields.get(), i));
+        if (!v) return none();
+        PyTuple_SET_ITEM(out.get(), i, v);
+      }
+    }
+  }
+  for (Py_ssize_t i = 0; i < kwargs; ++i) {
+    PyObject* v = e.m.load_attr(subject.get(), PyTuple_GET_ITEM(names_tuple.get(), i));
+    if (!v) return none();
+    PyTuple_SET_ITEM(out.get(), arg + i, v);
+  }
+  e.push(out.release());
+  return Flow::Next;
+}
+
+// --- calls -----------------------------------------------------------------------------------------------------------
+
+Flow op_kw_names(Exec& e, int arg) {
+  e.kwnames = PyTuple_GET_ITEM(e.code->co_consts, arg);
+  return Flow::Next;
+}
+
+Flow op_precall(Exec&, int) { return Flow::Next; }
+
+Flow op_call(Exec& e, int arg) {
+  PyObject* kwnames = std::exchange(e.kwnames, nullptr);
+  const bool method = e.top(arg + 1) != nullptr;
+  PyObject** args = e.sp - arg;
+  PyObject* callable = method ? args[-2] : args[-1];
+  const size_t total = static_cast<size_t>(arg) + (method ? 1 : 0) - (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+  PyObject* v = method ? e.m.call(callable, args - 1, total, kwnames)
+                       : e.m.call(callable, args, total | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+  if (!v) return Flow::Error;
+  e.drop(arg + 1);
+  Py_XDECREF(e.pop());
+  return e.push_seen(v);
+}
+
+Flow op_call_function_ex(Exec& e, int arg) {
+  py::Ref kwargs = (arg & 1) ? py::Ref::steal(e.pop()) : py::Ref();
+  py::Ref args = py::Ref::steal(e.pop());
+  PyObject* callable = e.top();
+  if (kwargs && !PyDict_CheckExact(kwargs.get())) {
+    py::Ref d = py::Ref::steal(PyDict_New());
+    if (!d || _PyDict_MergeEx(d.get(), kwargs.get(), 2) < 0) return Flow::Error;
+    kwargs = std::move(d);
+  }
+  if (!PyTuple_CheckExact(args.get())) {
+    if (!Py_TYPE(args.get())->tp_iter && !PySequence_Check(args.get())) {
+      PyErr_Format(PyExc_TypeError, "%R argument after * must be an iterable, not %.200s", callable,
+                   Py_TYPE(args.get())->tp_name);
+      return Flow::Error;
+    }
+    args = py::Ref::steal(PySequence_Tuple(args.get()));
+    if (!args) return Flow::Error;
+  }
+  PyObject* v = e.m.call_ex(callable, args.get(), kwargs.get());
+  if (!v) return Flow::Error;
+  e.drop(1);            // the function
+  Py_XDECREF(e.pop());  // the NULL below it
+  return e.push_seen(v);
+}
+
+}  // namespace kiln::capture

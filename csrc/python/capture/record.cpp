@@ -1,0 +1,183 @@
+// The torch-level graph: one node for each call to torch that the user's program made.
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+
+#include <cctype>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+namespace {
+/// A placeholder's name from its path: L['self'].__dict__['_modules']['fc'].__dict__['_parameters']['weight'] is
+/// l_self_modules_fc_parameters_weight_.
+std::string input_name(const std::string& path) {
+  std::string s = path, out;
+  for (size_t at; (at = s.find(".__dict__")) != std::string::npos;) s.erase(at, 9);
+  for (char c : s) {
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      out += c;
+    else if (out.empty() || out.back() != '_')
+      out += '_';
+  }
+  if (!out.empty() && out[0] == 'L') out[0] = 'l';
+  if (!out.empty() && out[0] == 'G') out[0] = 'g';
+  return out;
+}
+}  // namespace
+
+graph::Value Machine::input_value(const at::Tensor& t) {
+  py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
+  Known* k = o ? find(o.get()) : nullptr;
+  if (!k || k->kind != Known::Kind::Tensor) {
+    PyErr_Clear();
+    return {};
+  }
+  activate(*k);
+  const std::string name = input_name(k->source->text());
+  graph::Node* node = trace.graph().add_input(name, aten::meta_of(t));
+  graph::Node* twin = torch_level->add_input(name, node->results[0]);
+  to_torch[node->out()] = twin->out();
+  result.inputs.push_back({k->source, node->name});
+  result.example_inputs.push_back(k->real);
+  return node->out();
+}
+
+graph::Value Machine::torch_value_of(PyObject* tensor) {
+  const graph::Value v = trace.value_of(THPVariable_Unpack(tensor));
+  auto it = to_torch.find(v);
+  return v && it != to_torch.end() ? it->second : graph::Value{};
+}
+
+graph::Op Machine::target_op(PyObject* target) {
+  auto it = target_index.find(target);
+  if (it == target_index.end()) {
+    it = target_index.emplace(target, static_cast<int>(result.torch_targets.size())).first;
+    result.torch_targets.push_back(py::Ref::borrow(target));
+  }
+  return graph::Op("target::" + std::to_string(it->second));
+}
+
+bool Machine::to_arg(PyObject* o, graph::Arg* out) {
+  using graph::Arg;
+  if (o == Py_None) {
+    *out = Arg();
+  } else if (PyBool_Check(o)) {
+    *out = Arg(o == Py_True);
+  } else if (PyLong_Check(o)) {
+    int overflow = 0;
+    const long long v = PyLong_AsLongLongAndOverflow(o, &overflow);
+    if (overflow) return false;
+    *out = Arg(static_cast<int64_t>(v));
+  } else if (PyFloat_Check(o)) {
+    *out = Arg(PyFloat_AS_DOUBLE(o));
+  } else if (PyComplex_Check(o)) {
+    const Py_complex c = PyComplex_AsCComplex(o);
+    *out = Arg(std::complex<double>(c.real, c.imag));
+  } else if (PyUnicode_Check(o)) {
+    *out = Arg(std::string(PyUnicode_AsUTF8(o)));
+  } else if (THPVariable_Check(o)) {
+    const graph::Value v = torch_value_of(o);
+    if (!v) return false;
+    *out = Arg(v);
+  } else if (THPDtype_Check(o)) {
+    *out = Arg(aten::dtype_of(reinterpret_cast<THPDtype*>(o)->scalar_type));
+  } else if (THPDevice_Check(o)) {
+    *out = Arg(aten::device_of(reinterpret_cast<THPDevice*>(o)->device));
+  } else if (THPLayout_Check(o)) {
+    *out = Arg(aten::layout_of(reinterpret_cast<THPLayout*>(o)->layout));
+  } else if (THPMemoryFormat_Check(o)) {
+    *out = Arg(aten::memory_format_of(reinterpret_cast<THPMemoryFormat*>(o)->memory_format));
+  } else if (PyTuple_Check(o) || PyList_Check(o)) {
+    Arg::List list;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i) {
+      Arg a;
+      if (!to_arg(PySequence_Fast_GET_ITEM(o, i), &a)) return false;
+      list.push_back(std::move(a));
+    }
+    *out = Arg(std::move(list));
+  } else if (PySlice_Check(o)) {
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    Arg start, stop, step;
+    if (!to_arg(s->start, &start) || !to_arg(s->stop, &stop) || !to_arg(s->step, &step)) return false;
+    *out = Arg(Arg::List{Arg("slice"), start, stop, step});
+  } else if (o == Py_Ellipsis) {
+    *out = Arg("...");
+  } else if (has_fake(o)) {
+    return false;
+  } else {
+    *out = Arg(target_op(o).name());
+  }
+  return true;
+}
+
+bool Machine::record_torch_level(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* r) {
+  ++result.num_ops;
+  if (!torch_level_ok) return true;
+  std::vector<graph::Arg> list(n);
+  for (size_t i = 0; i < n; ++i)
+    if (!to_arg(args[i], &list[i])) return torch_level_ok = false, true;
+  std::vector<std::pair<std::string, graph::Arg>> kwargs;
+  for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i) {
+    graph::Arg a;
+    if (!to_arg(args[n + static_cast<size_t>(i)], &a)) return torch_level_ok = false, true;
+    kwargs.emplace_back(PyUnicode_AsUTF8(PyTuple_GET_ITEM(kwnames, i)), std::move(a));
+  }
+  std::string hint = "call";
+  if (py::Ref name = py::Ref::steal(PyObject_GetAttr(target, names().name)); name && PyUnicode_Check(name.get()))
+    hint = PyUnicode_AsUTF8(name.get());
+  else
+    PyErr_Clear();
+  if (hint == "getattr" && n == 2 && PyUnicode_Check(args[1])) hint = PyUnicode_AsUTF8(args[1]);
+  std::vector<PyObject*> tensors;
+  const bool sequence = PyTuple_Check(r) || PyList_Check(r);
+  if (THPVariable_Check(r)) tensors.push_back(r);
+  for (Py_ssize_t i = 0; sequence && i < PySequence_Fast_GET_SIZE(r); ++i) {
+    PyObject* o = PySequence_Fast_GET_ITEM(r, i);
+    if (THPVariable_Check(o))
+      tensors.push_back(o);
+    else if (o != Py_None)
+      return torch_level_ok = false, true;
+  }
+  std::vector<graph::TensorMeta> metas;
+  for (PyObject* o : tensors) metas.push_back(aten::meta_of(THPVariable_Unpack(o)));
+  graph::Node* node = torch_level->add_call(target_op(target), std::move(list), std::move(metas), hint);
+  node->kwargs = std::move(kwargs);
+  node->returns_list = sequence;
+  node->grad_enabled = at::GradMode::is_enabled();
+  if (trace.stack_trace) node->stack = trace.stack_trace();
+  uint32_t i = 0;
+  for (PyObject* o : tensors) {
+    const graph::Value v = trace.value_of(THPVariable_Unpack(o));
+    if (v) to_torch[v] = node->out(i);
+    ++i;
+  }
+  return true;
+}
+
+/// An operator call that no instruction's call stands for: it appears at torch level under its own name.
+void Machine::mirror_node(graph::Node& traced) {
+  if (torch_depth > 0 || !torch_level_ok) return;
+  std::vector<graph::Arg> args = traced.args;
+  for (graph::Arg& a : args)
+    graph::for_each_value(a, [&](graph::Value& v) {
+      auto it = to_torch.find(v);
+      if (it == to_torch.end())
+        torch_level_ok = !v;
+      else
+        v = it->second;
+    });
+  if (!torch_level_ok) return;
+  graph::Node* node = torch_level->add_call(traced.op, std::move(args), traced.results);
+  node->returns_list = traced.returns_list;
+  node->stack = traced.stack;
+  for (uint32_t i = 0; i < traced.results.size(); ++i) to_torch[traced.out(i)] = node->out(i);
+  ++result.num_ops;
+}
+
+}  // namespace kiln::capture

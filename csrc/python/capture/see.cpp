@@ -1,0 +1,479 @@
+// Reading what existed before the call: stand-ins, their sources, and the guards on what was looked at.
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/Size.h>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "base/error.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using SK = guards::Source::Kind;
+using GK = Guard::Kind;
+
+namespace {
+constexpr Py_ssize_t kLargestShadow = 20000;
+
+bool is_enum(PyTypeObject* t) {
+  static PyObject* meta = [] {
+    PyObject* m = PyImport_ImportModule("enum");
+    return m ? PyObject_GetAttrString(m, "EnumMeta") : nullptr;
+  }();
+  return meta && PyObject_TypeCheck(reinterpret_cast<PyObject*>(t), reinterpret_cast<PyTypeObject*>(meta));
+}
+}  // namespace
+
+bool Machine::is_constant_type(PyTypeObject* t) {
+  return t == &PyLong_Type || t == &PyFloat_Type || t == &PyUnicode_Type || t == &PyBytes_Type ||
+         t == &PyComplex_Type || t == &PyBool_Type || t == Py_TYPE(Py_None) || t == &PyRange_Type ||
+         t == &PySlice_Type || t == &THPDtypeType || t == &THPDeviceType || t == &THPLayoutType ||
+         t == &THPMemoryFormatType || reinterpret_cast<PyObject*>(t) == names().size_type;
+}
+
+Class Machine::classify_type(PyTypeObject* t) {
+  if (t == &PyTuple_Type) return Class::Tuple;
+  if (t == &PyList_Type) return Class::List;
+  if (t == &PyDict_Type) return Class::Dict;
+  auto it = classes_.find(t);
+  if (it != classes_.end()) return it->second;
+  const Names& n = names();
+  auto* type = reinterpret_cast<PyObject*>(t);
+  Class c = Class::Instance;
+  if (t == &PyBool_Type || t == Py_TYPE(Py_None) || t == Py_TYPE(Py_Ellipsis) || t == Py_TYPE(Py_NotImplemented) ||
+      t == &PyCFunction_Type || t == &PyMethodDescr_Type || t == &PyWrapperDescr_Type ||
+      t == &PyClassMethodDescr_Type || t == &PyGetSetDescr_Type || t == &PyMemberDescr_Type || t == &PyCode_Type ||
+      t == &_PyMethodWrapper_Type || is_enum(t))
+    c = Class::Singleton;
+  else if (is_constant_type(t))
+    c = Class::Constant;
+  else if (t == &PySet_Type)
+    c = Class::Set;
+  else if (t == &PyFrozenSet_Type)
+    c = Class::FrozenSet;
+  else if (type == n.ordered_dict)
+    c = Class::OrderedDict;
+  else if (type == n.default_dict)
+    c = Class::DefaultDict;
+  else if (type == n.deque)
+    c = Class::Deque;
+  else if (t == &PyFunction_Type)
+    c = Class::Function;
+  else if (t == &PyMethod_Type)
+    c = Class::Method;
+  else if (PyType_IsSubtype(t, &PyModule_Type))
+    c = Class::Module;
+  else if (PyType_IsSubtype(t, &PyType_Type))
+    c = Class::Type;
+  else if (THPVariableClass && PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(THPVariableClass)))
+    c = Class::Tensor;
+  alive.push_back(py::Ref::borrow(type));
+  classes_.emplace(t, c);
+  return c;
+}
+
+Class Machine::classify(PyObject* o) { return classify_type(Py_TYPE(o)); }
+
+bool Machine::is_constant(PyObject* o) {
+  switch (classify(o)) {
+    case Class::Constant:
+    case Class::Singleton:
+    case Class::Type:
+      return true;
+    case Class::Tuple:
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
+        if (!is_constant(PyTuple_GET_ITEM(o, i))) return false;
+      return true;
+    case Class::FrozenSet: {
+      Py_ssize_t pos = 0;
+      PyObject* key;
+      Py_hash_t hash;
+      while (_PySet_NextEntry(o, &pos, &key, &hash))
+        if (!is_constant(key)) return false;
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
+// --- guards ----------------------------------------------------------------------------------------------------------
+
+std::string Machine::where() {
+  py311::Frame* f = ts->cframe->current_frame;
+  if (!f) return "";
+  const int line = PyCode_Addr2Line(f->f_code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+  return std::string(PyUnicode_AsUTF8(f->f_code->co_filename)) + ":" + std::to_string(line);
+}
+
+void Machine::guard(GK kind, const SourcePtr& source, PyObject* object, uint64_t number, const SourcePtr& other) {
+  SourceKey key{static_cast<int>(kind), source.get(), object,
+                static_cast<int64_t>(reinterpret_cast<intptr_t>(other.get()))};
+  if (kind == GK::Equals || kind == GK::Type) key.key = nullptr;
+  if (!guards_taken_.insert(key).second) return;
+  Guard g;
+  g.kind = kind;
+  g.source = source;
+  g.other = other;
+  g.object = py::Ref::borrow(object);
+  g.number = number;
+  g.where = where();
+  result.guards.push_back(std::move(g));
+}
+
+SourcePtr Machine::child(SK kind, const SourcePtr& base, PyObject* key, int64_t i) {
+  SourceKey k{static_cast<int>(kind), base.get(), key, i};
+  SourcePtr& slot = sources_[k];
+  if (slot) return slot;
+  if (key) alive.push_back(py::Ref::borrow(key));
+  auto text = [&] { return std::string(PyUnicode_AsUTF8(key)); };
+  switch (kind) {
+    case SK::Local:
+      slot = guards::local(i, text());
+      break;
+    case SK::Attr:
+      slot = guards::attr(base, text());
+      break;
+    case SK::InstanceDict:
+      slot = guards::instance_dict(base);
+      break;
+    case SK::DictItem:
+      slot = guards::dict_item(base, key);
+      break;
+    case SK::ListItem:
+      slot = guards::list_item(base, i);
+      break;
+    case SK::DictKeyAt:
+      slot = guards::dict_key_at(base, i);
+      break;
+    case SK::SetItemAt:
+      slot = guards::set_item_at(base, i);
+      break;
+    case SK::CellContents:
+      slot = guards::cell_contents(base);
+      break;
+    case SK::Type:
+      slot = guards::type_of(base);
+      break;
+    case SK::WeakRef:
+      slot = guards::weakref(base);
+      break;
+    case SK::Const: {
+      std::string name = Py_TYPE(key)->tp_name;
+      if (PyType_Check(key))
+        name = reinterpret_cast<PyTypeObject*>(key)->tp_name;
+      else if (PyFunction_Check(key))
+        name = PyUnicode_AsUTF8(reinterpret_cast<PyFunctionObject*>(key)->func_qualname);
+      else if (PyModule_Check(key))
+        name = PyModule_GetName(key) ? PyModule_GetName(key) : (PyErr_Clear(), "module");
+      slot = guards::constant(key, name);
+      break;
+    }
+    case SK::Global:
+      slot = guards::global(base->object.get(), text());
+      break;
+    default:
+      throw InternalError("this kind of source has no child()");
+  }
+  return slot;
+}
+
+SourcePtr Machine::source_of_object(PyObject* o) {
+  if (Known* k = find(o)) return k->source;
+  return child(SK::Const, nullptr, o);
+}
+
+Known& Machine::remember(Known k) {
+  const int i = static_cast<int>(knowns.size());
+  knowns.push_back(std::move(k));
+  Known& kept = knowns.back();
+  index[kept.real.get()] = i;
+  index[kept.stand_in.get()] = i;
+  return kept;
+}
+
+void Machine::remember_constant(PyObject* o) {
+  if (find(o)) return;
+  Known k;
+  k.source = child(SK::Const, nullptr, o);
+  k.real = py::Ref::borrow(o);
+  k.stand_in = k.real;
+  k.active = true;
+  remember(std::move(k));
+}
+
+// --- seeing ----------------------------------------------------------------------------------------------------------
+
+PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
+  const Class c = classify(o);
+  switch (c) {
+    case Class::Constant:
+      guard(o == Py_None || PyBool_Check(o) ? GK::Is : GK::Equals, source, o);
+      return Py_NewRef(o);
+    case Class::Singleton:
+    case Class::Type:
+      guard(GK::Is, source, o);
+      return Py_NewRef(o);
+    case Class::Tuple:
+    case Class::FrozenSet:
+      if (is_constant(o)) {
+        guard(GK::Equals, source, o);
+        return Py_NewRef(o);
+      }
+      break;
+    default:
+      break;
+  }
+  PyObject* s = stand_in(o, source);
+  if (s && !observe(s)) Py_CLEAR(s);
+  return s;
+}
+
+PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
+  const Class c = classify(o);
+  if (Known* k = find(o)) {
+    if (k->source != source && c != Class::Function && c != Class::Module && k->source->kind != SK::Const)
+      guard(GK::SameObject, source, nullptr, 0, k->source);
+    return k->stand_in.new_ref();
+  }
+  switch (c) {
+    case Class::Constant:
+    case Class::Singleton:
+    case Class::Type:
+      return Py_NewRef(o);
+    case Class::Tensor:
+      return make_fake(o, source);
+    case Class::Tuple:
+    case Class::List:
+    case Class::Dict:
+    case Class::Set:
+    case Class::FrozenSet:
+    case Class::OrderedDict:
+    case Class::DefaultDict:
+    case Class::Deque:
+      return make_shadow(o, c, source);
+    default:
+      break;
+  }
+  Known k;
+  k.source = source;
+  k.real = py::Ref::borrow(o);
+  k.stand_in = k.real;
+  k.active = c == Class::Module && source->kind == SK::Const;
+  remember(std::move(k));
+  return Py_NewRef(o);
+}
+
+bool Machine::activate(Known& k) {
+  if (k.active) return true;
+  k.active = true;
+  PyObject* o = k.real.get();
+  switch (k.kind) {
+    case Known::Kind::Constant:
+      break;
+    case Known::Kind::Tensor: {
+      const at::Tensor& t = THPVariable_Unpack(o);
+      Guard g;
+      g.kind = GK::Tensor;
+      g.source = k.source;
+      g.object = py::Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(o)));
+      g.number = t.key_set().raw_repr();
+      g.meta = aten::meta_of(t);
+      g.is_leaf = t.is_leaf();
+      g.where = where();
+      result.guards.push_back(std::move(g));
+      break;
+    }
+    case Known::Kind::Shadow: {
+      auto* type = reinterpret_cast<PyObject*>(Py_TYPE(o));
+      guard(GK::Type, k.source, type, py311::type_version(Py_TYPE(o)));
+      const Py_ssize_t n = PyObject_Size(o);
+      if (PyDict_Check(o)) {
+        py::Ref keys = py::Ref::steal(PyTuple_New(n));
+        if (!keys) return false;
+        Py_ssize_t pos = 0, i = 0;
+        PyObject *key, *value;
+        bool constant = true;
+        while (PyDict_Next(o, &pos, &key, &value)) {
+          PyTuple_SET_ITEM(keys.get(), i++, Py_NewRef(key));
+          constant = constant && is_constant(key);
+        }
+        if (constant)
+          guard(GK::DictKeys, k.source, keys.get());
+        else
+          guard(GK::Length, k.source, nullptr, static_cast<uint64_t>(n));
+      } else {
+        guard(GK::Length, k.source, nullptr, static_cast<uint64_t>(n));
+      }
+      for (auto& [source, value] : k.constants) {
+        PyObject* v = value.get();
+        const bool is = v == Py_None || PyBool_Check(v) || classify(v) != Class::Constant;
+        guard(is && !PyTuple_Check(v) && !PyFrozenSet_Check(v) ? GK::Is : GK::Equals, source, v);
+      }
+      break;
+    }
+    case Known::Kind::Plain:
+      switch (classify(o)) {
+        case Class::Function:
+        case Class::Module:
+          guard(GK::Is, k.source, o);
+          break;
+        default:
+          guard(GK::Type, k.source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
+      }
+  }
+  return true;
+}
+
+// --- stand-ins -------------------------------------------------------------------------------------------------------
+
+PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  const Names& n = names();
+  if (type != n.tensor_type && type != n.parameter_type && type != n.buffer_type)
+    return graph_break("tensor-subclass", std::string("a tensor of class ") + Py_TYPE(tensor)->tp_name);
+  const at::Tensor real = THPVariable_Unpack(tensor);
+  std::string why;
+  at::Tensor fake;
+  {
+    aten::RecordingPaused paused;
+    try {
+      fake = aten::make_fake(real);
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+  }
+  if (!fake.defined()) return graph_break("unsupported-tensor", source->text() + ": " + why);
+  PyObject* stand_in = THPVariable_Wrap(fake);
+  if (!stand_in) return nullptr;
+  if (type != n.tensor_type && PyObject_SetAttr(stand_in, n.class_, type) < 0) {
+    Py_DECREF(stand_in);
+    return nullptr;
+  }
+  Known k;
+  k.kind = Known::Kind::Tensor;
+  k.source = source;
+  k.real = py::Ref::borrow(tensor);
+  k.stand_in = py::Ref::borrow(stand_in);
+  remember(std::move(k));
+  return stand_in;
+}
+
+PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
+  const Py_ssize_t n = PyObject_Size(o);
+  if (n < 0) return nullptr;
+  if (n > kLargestShadow)
+    return graph_break("large-container", source->text() + " has " + std::to_string(n) + " elements");
+  Known fresh;
+  fresh.kind = Known::Kind::Shadow;
+  fresh.source = source;
+  fresh.real = py::Ref::borrow(o);
+  py::Ref copy, snapshot = py::Ref::steal(PyList_New(0));
+  if (!snapshot) return nullptr;
+  // Tuples and frozensets cannot be filled after they are known; they cannot contain themselves either.
+  std::vector<std::pair<SourcePtr, py::Ref>> constants;
+  auto element = [&](PyObject* v, const SourcePtr& s) -> py::Ref {
+    const bool constant = is_constant(v);
+    if (constant) {
+      constants.emplace_back(s, py::Ref::borrow(v));
+      return py::Ref::borrow(v);
+    }
+    return py::Ref::steal(stand_in(v, s));
+  };
+  auto keep = [&](const py::Ref& v) { return PyList_Append(snapshot.get(), v.get()) == 0; };
+  auto known = [&](PyObject* stand) -> size_t {
+    fresh.stand_in = py::Ref::borrow(stand);
+    fresh.snapshot = snapshot;
+    const size_t at = knowns.size();
+    remember(std::move(fresh));
+    return at;
+  };
+  size_t at = 0;
+  switch (c) {
+    case Class::Tuple: {
+      copy = py::Ref::steal(PyTuple_New(n));
+      if (!copy) return nullptr;
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        py::Ref v = element(PyTuple_GET_ITEM(o, i), child(SK::ListItem, source, nullptr, i));
+        if (!v) return nullptr;
+        PyTuple_SET_ITEM(copy.get(), i, v.release());
+      }
+      at = known(copy.get());
+      break;
+    }
+    case Class::List: {
+      copy = py::Ref::steal(PyList_New(0));
+      if (!copy) return nullptr;
+      at = known(copy.get());
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        py::Ref v = element(PyList_GET_ITEM(o, i), child(SK::ListItem, source, nullptr, i));
+        if (!v || PyList_Append(copy.get(), v.get()) < 0 || !keep(v)) return nullptr;
+      }
+      break;
+    }
+    case Class::Set:
+    case Class::FrozenSet: {
+      copy = py::Ref::steal(c == Class::Set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
+      if (!copy) return nullptr;
+      Py_ssize_t pos = 0, i = 0;
+      PyObject* key;
+      Py_hash_t hash;
+      std::vector<py::Ref> elements;
+      while (_PySet_NextEntry(o, &pos, &key, &hash)) elements.push_back(py::Ref::borrow(key));
+      py::Ref list = py::Ref::steal(PyList_New(0));
+      for (const py::Ref& r : elements) {
+        py::Ref v = element(r.get(), child(SK::SetItemAt, source, nullptr, i++));
+        if (!v || PyList_Append(list.get(), v.get()) < 0 || !keep(v)) return nullptr;
+      }
+      if (c == Class::FrozenSet)
+        copy = py::Ref::steal(PyFrozenSet_New(list.get()));
+      else if (_PySet_Update(copy.get(), list.get()) < 0)
+        return nullptr;
+      at = known(copy.get());
+      break;
+    }
+    case Class::Dict:
+    case Class::OrderedDict:
+    case Class::DefaultDict: {
+      if (c == Class::DefaultDict) {
+        py::Ref factory = py::Ref::steal(PyObject_GetAttrString(o, "default_factory"));
+        copy = py::Ref::steal(PyObject_CallOneArg(names().default_dict, factory.get()));
+      } else {
+        copy = py::Ref::steal(c == Class::Dict ? PyDict_New() : PyObject_CallNoArgs(names().ordered_dict));
+      }
+      if (!copy) return nullptr;
+      at = known(copy.get());
+      py::Ref items = py::Ref::steal(PyMapping_Items(o));
+      if (!items) return nullptr;
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        PyObject* pair = PyList_GET_ITEM(items.get(), i);
+        PyObject* real_key = PyTuple_GET_ITEM(pair, 0);
+        py::Ref key = py::Ref::borrow(real_key);
+        SourcePtr value_source;
+        if (is_constant(real_key)) {
+          value_source = child(SK::DictItem, source, real_key);
+        } else {
+          SourcePtr key_source = child(SK::DictKeyAt, source, nullptr, i);
+          Known* k = find(real_key);
+          if (k) key_source = k->source;
+          if (k) guard(GK::SameObject, child(SK::DictKeyAt, source, nullptr, i), nullptr, 0, k->source);
+          key = py::Ref::steal(stand_in(real_key, key_source));
+          value_source = guards::dict_item_at(source, key_source);
+        }
+        py::Ref v = key ? element(PyTuple_GET_ITEM(pair, 1), value_source) : py::Ref();
+        if (!v || PyObject_SetItem(copy.get(), key.get(), v.get()) < 0 || !keep(key) || !keep(v)) return nullptr;
+      }
+      break;
+    }
+    default:
+      return graph_break("container-from-outside", source->text() + " is a " + Py_TYPE(o)->tp_name);
+  }
+  knowns[at].constants = std::move(constants);
+  return copy.release();
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,265 @@
+// What tensors do outside the dispatcher: gradients, constants made from Python numbers, attributes that are written.
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <unordered_set>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using SK = guards::Source::Kind;
+using GK = Guard::Kind;
+
+namespace {
+constexpr int64_t kLargestConstant = 4096;
+
+/// Leaves that a backward from `roots` reaches; `*hooks` is set if Python hooks would run.
+std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, bool* hooks) {
+  std::vector<at::Tensor> leaves;
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> todo;
+  auto visit = [&](torch::autograd::Node* node) {
+    if (node && seen.insert(node).second) todo.push_back(node);
+  };
+  for (const at::Tensor& t : roots) visit(torch::autograd::impl::gradient_edge(t).function.get());
+  while (!todo.empty()) {
+    torch::autograd::Node* node = todo.back();
+    todo.pop_back();
+    if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty()) *hooks = true;
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(leaf->variable);
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return leaves;
+}
+
+bool tensors_of(PyObject* o, std::vector<at::Tensor>* out) {
+  if (!PyTuple_Check(o) && !PyList_Check(o)) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i) {
+    PyObject* t = PySequence_Fast_GET_ITEM(o, i);
+    if (t == Py_None)
+      out->emplace_back();
+    else if (THPVariable_Check(t))
+      out->push_back(THPVariable_Unpack(t));
+    else
+      return false;
+  }
+  return true;
+}
+}  // namespace
+
+bool Machine::ensure_grad(PyObject* fake, bool look) {
+  Known* k = find(fake);
+  if (!k || k->kind != Known::Kind::Tensor) return true;
+  auto [it, first] = grads_.try_emplace(fake);
+  if (!first && (it->second.looked || !look)) return true;
+  if (first) grad_order.push_back(py::Ref::borrow(fake));
+  it->second.looked = look;
+  if (!first) return true;  // written before it was read: what it was does not matter
+  const at::Tensor real = THPVariable_Unpack(k->real.get());
+  if (!real.is_leaf() && !real.retains_grad()) return true;
+  const SourcePtr source = child(SK::Attr, k->source, names().grad);
+  const at::Tensor& grad = real.grad();
+  if (!grad.defined()) {
+    if (look) guard(GK::Is, source, Py_None);
+    return true;
+  }
+  py::Ref real_grad = py::Ref::steal(THPVariable_Wrap(grad));
+  py::Ref stand = py::Ref::steal(look ? see(real_grad.get(), source) : stand_in(real_grad.get(), source));
+  if (!stand) return false;
+  THPVariable_Unpack(fake).mutable_grad() = THPVariable_Unpack(stand.get());
+  grads_[fake].initial = stand;
+  return true;
+}
+
+PyObject* Machine::load_grad(PyObject* o) {
+  if (!ensure_grad(o, true)) return nullptr;
+  const at::Tensor t = THPVariable_Unpack(o);
+  if (!t.is_leaf() && !t.retains_grad()) return after_c_call(PyObject_GetAttr(o, names().grad));  // with its warning
+  const at::Tensor& grad = t.grad();
+  return grad.defined() ? THPVariable_Wrap(grad) : Py_NewRef(Py_None);
+}
+
+bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
+  if (PyUnicode_Compare(name, names().grad) == 0) {
+    if (value && value != Py_None && !(THPVariable_Check(value) && trace.value_of(THPVariable_Unpack(value)))) {
+      graph_break("autograd", "a write of .grad");
+      return false;
+    }
+    if (!value) value = Py_None;
+    if (!ensure_grad(o, false)) return false;
+    const at::Tensor x = THPVariable_Unpack(o);
+    if (!x.grad().defined() && value == Py_None) return true;
+    const graph::Value v = trace.value_of(x);
+    if (!v) {
+      graph_break("autograd", "a write of .grad of an unknown tensor");
+      return false;
+    }
+    if (PyObject_SetAttr(o, name, value) < 0) return false;
+    std::vector<graph::Arg> args{graph::Arg(v), graph::Arg()};
+    if (value != Py_None) args[1] = graph::Arg(trace.value_of(THPVariable_Unpack(value)));
+    trace.record(graph::Op("kiln::set_grad"), std::move(args), {});
+    return true;
+  }
+  if (PyUnicode_Compare(name, names().requires_grad) == 0) {
+    const at::Tensor x = THPVariable_Unpack(o);
+    const int wanted = value ? PyObject_IsTrue(value) : -1;
+    if (wanted >= 0 && x.requires_grad() == static_cast<bool>(wanted)) return true;
+    graph_break("autograd", "a write of .requires_grad");
+    return false;
+  }
+  PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
+  if (descr && Py_TYPE(descr)->tp_descr_set && Py_TYPE(descr) == &PyGetSetDescr_Type) {
+    graph_break("write-to-c-attribute", std::string("writing a tensor's attribute ") + PyUnicode_AsUTF8(name));
+    return false;
+  }
+  return generic_store_attr(o, name, value);
+}
+
+PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  PyObject* self = PyCFunction_Check(callable) ? PyCFunction_GET_SELF(callable) : args[0];
+  const size_t n = PyVectorcall_NARGS(nargsf) + (PyCFunction_Check(callable) ? 1 : 0);
+  PyObject* flag = Py_True;
+  if (kwnames && PyTuple_GET_SIZE(kwnames) == 1)
+    flag = args[PyVectorcall_NARGS(nargsf)];
+  else if (n == 2)
+    flag = args[PyCFunction_Check(callable) ? 0 : 1];
+  if (THPVariable_Check(self) && PyBool_Check(flag) && THPVariable_Unpack(self).requires_grad() == (flag == Py_True))
+    return Py_NewRef(self);
+  return graph_break("autograd", "requires_grad_() that changes something");
+}
+
+PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  const size_t n = PyVectorcall_NARGS(nargsf);
+  const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  bool method = Py_TYPE(callable) == &PyMethodDescr_Type;
+  bool fake = false;
+  for (size_t i = method ? 1 : 0; i < all; ++i) fake = fake || has_fake(args[i]);
+  const char* name =
+      PyCFunction_Check(callable) ? reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name : "new_tensor";
+  auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
+  if (fake) {
+    // as_tensor of a tensor is that tensor, or a conversion; tensor() copies data out of a list of numbers.
+    if (all > 0 && THPVariable_Check(args[0]) && strcmp(name, "tensor") != 0)
+      return torch_call(callable, args, n, kwnames, native);
+    return graph_break("tensor-constructor", std::string("torch.") + name + " of tensors");
+  }
+  if (method) return graph_break("tensor-constructor", "new_tensor");
+  py::Ref made;
+  {
+    Paused paused_here(*this);
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard real;
+    made = py::Ref::steal(native());
+  }
+  if (!made) return nullptr;
+  const at::Tensor t = THPVariable_Unpack(made.get());
+  if (!t.device().is_cpu() || t.requires_grad() || t.numel() > kLargestConstant || t.layout() != at::kStrided)
+    return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
+  graph::Arg::List values;
+  at::Tensor stand;
+  {
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard real;
+    const at::Tensor flat = t.contiguous().view(-1);
+    for (int64_t i = 0; i < flat.numel(); ++i) {
+      const at::Scalar s = flat[i].item();
+      if (s.isBoolean())
+        values.emplace_back(s.toBool());
+      else if (s.isIntegral(false))
+        values.emplace_back(s.toLong());
+      else if (s.isComplex())
+        values.emplace_back(static_cast<std::complex<double>>(s.toComplexDouble()));
+      else
+        values.emplace_back(s.toDouble());
+    }
+  }
+  {
+    aten::RecordingPaused no_recording;
+    stand = aten::make_fake(t);
+  }
+  return torch_call(callable, args, n, kwnames, [&] {
+    trace.record(
+        graph::Op("kiln::tensor_constant"),
+        {graph::Arg(std::move(values)), graph::Arg::ints(t.sizes().vec()), graph::Arg(aten::dtype_of(t.scalar_type()))},
+        {stand}, "constant");
+    return THPVariable_Wrap(stand);
+  });
+}
+
+PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  static const char* kNames[] = {"tensors", "grad_tensors",      "keep_graph",     "create_graph",
+                                 "inputs",  "allow_unreachable", "accumulate_grad"};
+  PyObject* a[7] = {};
+  const size_t n = PyVectorcall_NARGS(nargsf);
+  const size_t skip = Py_TYPE(callable) == &PyMethodDescr_Type ? 1 : 0;
+  for (size_t i = skip; i < n && i - skip < 7; ++i) a[i - skip] = args[i];
+  for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
+    for (int j = 0; j < 7; ++j)
+      if (strcmp(PyUnicode_AsUTF8(PyTuple_GET_ITEM(kwnames, i)), kNames[j]) == 0)
+        a[j] = args[n + static_cast<size_t>(i)];
+  std::vector<at::Tensor> roots, grads, inputs;
+  if (!a[0] || !a[1] || !tensors_of(a[0], &roots) || !tensors_of(a[1], &grads) ||
+      (a[4] && a[4] != Py_None && !tensors_of(a[4], &inputs)))
+    return graph_break("autograd", "a backward over other things than tensors");
+  const bool accumulate = a[6] && a[6] == Py_True;
+  bool hooks = false;
+  std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks);
+  if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
+  if (accumulate && !inputs.empty()) leaves = inputs;
+  std::vector<graph::Arg> roots_arg, grads_arg, inputs_arg;
+  auto value = [&](const at::Tensor& t) { return t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg(); };
+  for (const at::Tensor& t : roots) roots_arg.push_back(value(t));
+  for (const at::Tensor& t : grads) grads_arg.push_back(value(t));
+  for (const at::Tensor& t : inputs) inputs_arg.push_back(value(t));
+  std::vector<py::Ref> leaf_objects;
+  if (accumulate) {
+    for (const at::Tensor& t : leaves) {
+      py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
+      if (!o || !ensure_grad(o.get(), true)) return nullptr;
+      if (t.grad().defined()) trace.value_of(t.grad());
+      trace.value_of(t);
+      leaf_objects.push_back(std::move(o));
+    }
+  }
+  PyObject* r;
+  {
+    Paused paused_here(*this);
+    aten::RecordingPaused no_recording;
+    aten::FakeModeGuard fakes;
+    r = PyObject_Vectorcall(callable, args, nargsf, kwnames);
+  }
+  if (!r) {
+    // The engine's own complaints are the user's; anything else surfaces when the instruction runs in eager.
+    return nullptr;
+  }
+  auto flag = [&](int i) { return graph::Arg(a[i] && a[i] != Py_None && PyObject_IsTrue(a[i]) == 1); };
+  std::vector<graph::Arg> node_args{graph::Arg(roots_arg), graph::Arg(grads_arg), flag(2), flag(3)};
+  if (accumulate) {
+    node_args.push_back(inputs.empty() ? graph::Arg() : graph::Arg(inputs_arg));
+    node_args.push_back(graph::Arg(true));
+    trace.record(graph::Op("kiln::backward"), std::move(node_args), {});
+    for (const at::Tensor& t : leaves) {
+      if (!t.grad().defined() || trace.find(t.grad())) continue;
+      trace.record(graph::Op("kiln::grad"), {graph::Arg(trace.value_of(t))}, {t.grad()}, "grad");
+    }
+    return r;
+  }
+  // roots, grads, inputs, retain_graph, create_graph, allow_unused
+  std::vector<at::Tensor> results;
+  if (!tensors_of(r, &results)) {
+    Py_DECREF(r);
+    return graph_break("autograd", "torch.autograd.grad with unusual results");
+  }
+  trace
+      .record(graph::Op("kiln::autograd_grad"),
+              {graph::Arg(roots_arg), graph::Arg(grads_arg), graph::Arg(inputs_arg), flag(2), flag(3), flag(5)},
+              results)
+      ->returns_list = true;
+  return r;
+}
+
+}  // namespace kiln::capture
