@@ -1,0 +1,37 @@
+#pragma once
+#include "graph/graph.h"
+
+// Clean-up passes over functional graphs, one a file. Each returns true if it changed the graph. None changes what the
+// graph returns, the strides of a result, which results share storage, or the order of random numbers.
+namespace kiln::graph {
+
+/// Removes calls whose results nobody uses. Random ops stay (eager draws from the generator whether or not the result
+/// is used), and so do ops that the table does not know (they may have effects).
+bool eliminate_dead_code(Graph& g);
+
+/// Merges calls of one op on equal arguments. Not random ops, and not two values that are both returned: the caller may
+/// write to one of them.
+bool eliminate_common_subexpressions(Graph& g);
+
+/// Puts numbers in the place of tensors that hold one number only (full, ones_like, their views and casts) where an
+/// element-wise op reads them and the number is exact in their dtype; drops x * 1, x / 1, x - 0.
+bool fold_constants(Graph& g);
+
+/// Shortens chains of views: a view that ends where an earlier member of its chain was becomes that member; a view of a
+/// view and a permutation of a permutation become one.
+bool simplify_views(Graph& g);
+
+/// Removes clones and casts that change neither dtype nor layout, and casts to a wider dtype and back.
+bool remove_redundant_copies(Graph& g);
+
+/// All of them, in a good order, each through run_pass as "graph.<name>".
+bool clean_up(Graph& g);
+
+/// Nodes whose results leave the graph: returned or stored into an input, directly (true) or through views only
+/// (false).
+std::unordered_map<const Node*, bool> escaping(const Graph& g);
+/// True if `v` may take the place of `old`, which is `v`'s equal in value: metadata agree, and no two results that
+/// leave the graph come to share storage, nor one with an input.
+bool may_replace(const Value& old, const Value& v, const std::unordered_map<const Node*, bool>& escapes);
+
+}  // namespace kiln::graph
