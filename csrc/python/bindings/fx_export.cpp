@@ -1,0 +1,308 @@
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "aten/schema.h"
+#include "python/bindings/fx.h"
+#include "python/pch.h"
+
+namespace kiln::bindings {
+namespace {
+
+namespace pb = pybind11;
+using graph::Arg;
+using graph::Graph;
+using graph::Node;
+using graph::NodeKind;
+using graph::Value;
+
+pb::object borrow(void* o) { return pb::reinterpret_borrow<pb::object>(static_cast<PyObject*>(o)); }
+
+pb::object dtype_object(DType t) { return borrow(torch::getTHPDtype(aten::scalar_type_of(t))); }
+
+/// Builds one torch.fx.Graph. Holds Python objects; lives under the GIL.
+class Exporter {
+ public:
+  Exporter(const Graph& g, const std::vector<py::Ref>& targets) : g_(g), targets_(targets) {
+    fx_ = pb::module_::import("torch.fx");
+    operator_ = pb::module_::import("operator");
+    metadata_ = pb::module_::import("torch.fx.passes.shape_prop").attr("TensorMetadata");
+    graph_ = fx_.attr("Graph")();
+  }
+
+  pb::object run() {
+    for (const auto& node : g_.nodes()) {
+      if (node->kind == NodeKind::Placeholder)
+        placeholder(*node);
+      else
+        call(*node);
+    }
+    for (const graph::Mutation& m : g_.mutations()) {
+      pb::object copy = aten_overload("aten::copy_");
+      graph_.attr("call_function")(copy, pb::make_tuple(value(m.input), value(m.value)));
+    }
+    pb::list outputs;
+    for (const Arg& a : g_.outputs()) outputs.append(object(a));
+    graph_.attr("output")(pb::tuple(outputs));
+    return fx_.attr("GraphModule")(pb::module_::import("torch").attr("nn").attr("Module")(), graph_);
+  }
+
+ private:
+  // --- constants ---
+  /// Strings and lists with the marks that capture writes for objects that a graph cannot hold: "target::N", "...",
+  /// ["slice", start, stop, step], ["tuple", ...].
+  pb::object marked_string(const std::string& s) const {
+    if (!targets_.empty() && s == "...") return pb::ellipsis();
+    if (auto target = target_of(s)) return *target;
+    return pb::str(s);
+  }
+  std::optional<pb::object> target_of(const std::string& s) const {
+    if (targets_.empty() || !s.starts_with("target::")) return std::nullopt;
+    const size_t index = std::stoul(s.substr(8));
+    KILN_CHECK(index < targets_.size(), "no target " + s);
+    return borrow(targets_[index].get());
+  }
+
+  pb::object list(const Arg::List& items) {
+    const std::string* mark =
+        !targets_.empty() && !items.empty() && items[0].is<std::string>() ? &items[0].as<std::string>() : nullptr;
+    if (mark && *mark == "slice" && items.size() == 4)
+      return pb::reinterpret_steal<pb::object>(
+          PySlice_New(object(items[1]).ptr(), object(items[2]).ptr(), object(items[3]).ptr()));
+    const bool tuple = mark && *mark == "tuple";
+    pb::list out;
+    for (size_t i = tuple ? 1 : 0; i < items.size(); ++i) out.append(object(items[i]));
+    if (tuple) return pb::tuple(out);
+    return out;
+  }
+
+  pb::object object(const Arg& a) {
+    return std::visit(
+        [&](const auto& v) -> pb::object {
+          using T = std::decay_t<decltype(v)>;
+          if constexpr (std::is_same_v<T, std::monostate>)
+            return pb::none();
+          else if constexpr (std::is_same_v<T, Value>)
+            return v ? value(v) : pb::none();
+          else if constexpr (std::is_same_v<T, std::string>)
+            return marked_string(v);
+          else if constexpr (std::is_same_v<T, DType>)
+            return dtype_object(v);
+          else if constexpr (std::is_same_v<T, graph::Layout>)
+            return borrow(torch::getTHPLayout(aten::to_layout(v)));
+          else if constexpr (std::is_same_v<T, graph::Device>)
+            return pb::reinterpret_steal<pb::object>(THPDevice_New(aten::to_device(v)));
+          else if constexpr (std::is_same_v<T, graph::MemoryFormat>)
+            return borrow(torch::utils::getTHPMemoryFormat(aten::to_memory_format(v)));
+          else if constexpr (std::is_same_v<T, Arg::List>)
+            return list(v);
+          else
+            return pb::cast(v);
+        },
+        a.data);
+  }
+
+  // --- values ---
+  pb::object value(const Value& v) {
+    pb::object node = nodes_.at(v.node);
+    if (v.node->results.size() == 1 && !v.node->returns_list) return node;
+    pb::object& item = items_[v];
+    if (!item) {
+      item = graph_.attr("call_function")(operator_.attr("getitem"), pb::make_tuple(node, v.index));
+      describe(item, pb::none(), {&v.node->results.at(v.index), 1}, false);
+    }
+    return item;
+  }
+
+  pb::object tensor_metadata(const graph::TensorMeta& t) {
+    pb::object format = pb::none();
+    if (t.is_contiguous())
+      format = object(graph::MemoryFormat::Contiguous);
+    else if (t.is_contiguous(graph::MemoryFormat::ChannelsLast))
+      format = object(graph::MemoryFormat::ChannelsLast);
+    else if (t.is_contiguous(graph::MemoryFormat::ChannelsLast3d))
+      format = object(graph::MemoryFormat::ChannelsLast3d);
+    pb::object size = pb::module_::import("torch").attr("Size")(pb::cast(t.sizes));
+    return metadata_(size, dtype_object(t.dtype), t.requires_grad, pb::tuple(pb::cast(t.strides)), format, false,
+                     pb::dict());
+  }
+
+  void describe(const pb::object& node, const pb::object& stack_trace, std::span<const graph::TensorMeta> results,
+                bool many) {
+    pb::list infos, fakes;
+    for (const graph::TensorMeta& t : results) {
+      const bool plain = t.defined && t.dtype != DType::Opaque;
+      infos.append(plain ? tensor_metadata(t) : pb::none());
+      pb::object fake = pb::none();
+      if (plain) {
+        at::Tensor tensor = aten::make_fake(t);
+        if (t.requires_grad && !tensor.requires_grad()) tensor.set_requires_grad(true);
+        fake = pb::cast(tensor);
+      }
+      fakes.append(fake);
+    }
+    pb::object info = many            ? pb::object(pb::tuple(infos))
+                      : infos.empty() ? pb::object(pb::none())
+                                      : pb::object(infos[0]);
+    pb::object fake = many            ? pb::object(pb::tuple(fakes))
+                      : fakes.empty() ? pb::object(pb::none())
+                                      : pb::object(fakes[0]);
+    pb::dict meta = node.attr("meta");
+    meta["tensor_meta"] = info;
+    meta["val"] = fake;
+    meta["example_value"] = fake;
+    if (!stack_trace.is_none()) meta["stack_trace"] = stack_trace;
+  }
+
+  pb::object stack_trace(const Node& n) {
+    if (!n.stack || n.stack->empty()) return pb::none();
+    pb::object& known = traces_[n.stack.get()];
+    if (!known) {
+      pb::object getline = pb::module_::import("linecache").attr("getline");
+      std::string text;
+      for (const graph::StackFrame& f : *n.stack) {
+        text += "  File \"" + f.file + "\", line " + std::to_string(f.line) + ", in " + f.function + "\n";
+        const auto line = pb::cast<std::string>(getline(f.file, f.line).attr("strip")());
+        if (!line.empty()) text += "    " + line + "\n";
+      }
+      known = pb::str(text);
+    }
+    return known;
+  }
+
+  // --- nodes ---
+  pb::object create(const char* kind, const pb::object& target, const pb::tuple& args, const pb::dict& kwargs,
+                    const Node& n) {
+    pb::object node = graph_.attr("create_node")(kind, target, args, kwargs, n.name);
+    describe(node, stack_trace(n), n.results, n.results.size() != 1 || n.returns_list);
+    if (!n.module_path.empty()) {
+      pb::dict modules;
+      modules[pb::str(n.module_path)] =
+          pb::make_tuple(n.module_path, pb::module_::import("torch").attr("nn").attr("Module"));
+      node.attr("meta")["nn_module_stack"] = modules;
+    }
+    nodes_[&n] = node;
+    return node;
+  }
+
+  void placeholder(const Node& n) { create("placeholder", pb::str(n.name), pb::tuple(), pb::dict(), n); }
+
+  static pb::object aten_overload(const std::string& name) {
+    const size_t colons = name.find("::"), dot = name.find('.', colons);
+    pb::object found = pb::module_::import("torch").attr("ops").attr(name.substr(0, colons).c_str());
+    found = found.attr(name.substr(colons + 2, dot == std::string::npos ? dot : dot - colons - 2).c_str());
+    return found.attr(dot == std::string::npos ? "default" : name.substr(dot + 1).c_str());
+  }
+
+  void call(const Node& n) {
+    const std::string& name = n.op.name();
+    if (const aten::OpInfo* op = aten::find_op(n.op)) return aten_call(n, *op);
+    pb::list args;
+    for (const Arg& a : n.args) args.append(object(a));
+    pb::dict kwargs;
+    for (const auto& [key, a] : n.kwargs) kwargs[pb::str(key)] = object(a);
+    if (name.starts_with("method.")) {
+      create("call_method", pb::str(name.substr(7)), pb::tuple(args), kwargs, n);
+      return;
+    }
+    const auto captured = target_of(name);
+    pb::object target = captured ? *captured : imported(name);
+    if (pb::object method = tensor_method(target); !method.is_none()) {
+      create("call_method", method, pb::tuple(args), kwargs, n);
+      return;
+    }
+    create("call_function", target, pb::tuple(args), kwargs, n);
+  }
+
+  /// The name under which a method of Tensor is called ("view" for torch.Tensor.view), else None. Operators' slots
+  /// ("__add__") stay functions.
+  static pb::object tensor_method(const pb::object& target) {
+    if (!pb::hasattr(target, "__objclass__")) return pb::none();
+    pb::object owner = target.attr("__objclass__");
+    pb::object tensor = pb::module_::import("torch").attr("Tensor");
+    if (PyObject_IsSubclass(tensor.ptr(), owner.ptr()) != 1 ||
+        owner.ptr() == reinterpret_cast<PyObject*>(&PyBaseObject_Type)) {
+      PyErr_Clear();
+      return pb::none();
+    }
+    return pb::hasattr(target, "__name__") && PyCallable_Check(target.ptr()) ? target.attr("__name__")
+                                                                             : pb::object(pb::none());
+  }
+
+  /// "torch.nn.functional.relu" -> the function: the longest importable module, then attributes.
+  static pb::object imported(const std::string& name) {
+    for (size_t end = name.rfind('.'); end != std::string::npos && end > 0; end = name.rfind('.', end - 1)) {
+      py::Ref module = py::Ref::steal(PyImport_ImportModule(name.substr(0, end).c_str()));
+      if (!module) {
+        PyErr_Clear();
+        continue;
+      }
+      pb::object found = borrow(module.get());
+      for (size_t at = end + 1; at <= name.size();) {
+        const size_t next = std::min(name.find('.', at), name.size());
+        found = found.attr(name.substr(at, next - at).c_str());
+        at = next + 1;
+      }
+      return found;
+    }
+    return pb::module_::import("builtins").attr(name.c_str());
+  }
+
+  void aten_call(const Node& n, const aten::OpInfo& op) {
+    const auto& arguments = op.schema().arguments();
+    const auto is_default = [&](size_t i) {
+      const auto& d = arguments[i].default_value();
+      if (!d) return false;
+      const Arg standard = aten::from_ivalue(*d, arguments[i].real_type(), aten::ValueOf());
+      if (standard == n.args[i]) return true;
+      // 0 and 0.0 are one default.
+      return standard.is_number() && n.args[i].is_number() && !standard.is<bool>() &&
+             standard.to_double() == n.args[i].to_double();
+    };
+    size_t positional = 0;  // behind the last positional argument that differs from its default
+    for (size_t i = 0; i < n.args.size() && i < arguments.size(); ++i)
+      if (!arguments[i].kwarg_only() && !is_default(i)) positional = i + 1;
+    pb::list args;
+    pb::dict kwargs;
+    for (size_t i = 0; i < n.args.size() && i < arguments.size(); ++i) {
+      if (arguments[i].kwarg_only()) {
+        if (!is_default(i)) kwargs[pb::str(arguments[i].name())] = object(n.args[i]);
+      } else if (i < positional) {
+        args.append(object(n.args[i]));
+      }
+    }
+    create("call_function", aten_overload(n.op.name()), pb::tuple(args), kwargs, n);
+  }
+
+  const Graph& g_;
+  const std::vector<py::Ref>& targets_;
+  pb::object fx_, operator_, metadata_, graph_;
+  std::unordered_map<const Node*, pb::object> nodes_;
+  std::unordered_map<Value, pb::object> items_;
+  std::unordered_map<const graph::StackTrace*, pb::object> traces_;
+};
+
+/// Python exceptions leave as py::PythonError, with the exception set.
+py::Ref export_graph(const Graph& g, const std::vector<py::Ref>& targets) {
+  try {
+    return py::Ref::steal(Exporter(g, targets).run().release().ptr());
+  } catch (pb::error_already_set& e) {
+    e.restore();
+  } catch (python_error& e) {
+    e.restore();
+  }
+  throw py::PythonError{};
+}
+
+}  // namespace
+
+py::Ref to_fx(const Graph& g, const std::vector<py::Ref>& targets) { return export_graph(g, targets); }
+
+py::Ref aten_to_fx(const Graph& g) { return export_graph(g, {}); }
+
+}  // namespace kiln::bindings

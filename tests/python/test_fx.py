@@ -1,0 +1,113 @@
+"""Graphs as torch.fx.GraphModule and back."""
+
+import operator
+
+import pytest
+import torch
+from kiln import _C
+from torch.fx.passes.graph_drawer import FxGraphDrawer
+
+ATEN = """graph joint {
+  input %primals_1 : f32[2, 3]
+  input %primals_2 : f32[3]
+  input %state : f32[3]
+  %add = aten::add.Tensor(%primals_1, %primals_2, 1) : f32[2, 3]
+  %add_1 = aten::add.Tensor(%add, 2, 3) : f32[2, 3]
+  %max = aten::max.dim(%add_1, 1, False) : (f32[2], i64[2])
+  %split = aten::split.Tensor(%add_1, 1, 0) : [f32[1, 3], f32[1, 3]+3]
+  %cat = aten::cat([%split#1, %split#0], 0) : f32[2, 3]
+  %full = aten::full([3], 0.5, f32, strided, device(cpu), False) : f32[3]
+  %mul = aten::mul.Tensor(%full, %state) : f32[3]
+  mutate %state = %mul
+  return (%cat, %max#0, None, %max#1)
+}
+"""
+
+
+def test_aten_graph_runs_and_has_aot_names():
+    gm = _C._graph_to_fx(ATEN)
+    assert [n.name for n in gm.graph.nodes][:6] == ["primals_1", "primals_2", "state", "add", "add_1", "max_1"]
+    add = next(n for n in gm.graph.nodes if n.name == "add")
+    assert add.target is torch.ops.aten.add.Tensor and len(add.args) == 2 and not add.kwargs
+    add_1 = next(n for n in gm.graph.nodes if n.name == "add_1")
+    assert add_1.kwargs == {"alpha": 3}
+    assert add.meta["tensor_meta"].shape == (2, 3) and add.meta["val"].device.type == "cpu"
+    x, b, state = torch.randn(2, 3), torch.randn(3), torch.ones(3)
+    cat, values, none, indices = gm(x, b, state)
+    want = x + b + 2 * 3
+    assert none is None
+    assert torch.equal(cat, want.flip(0)) and torch.equal(values, want.max(1).values)
+    assert torch.equal(indices, want.max(1).indices) and torch.equal(state, torch.full((3,), 0.5))
+
+
+def test_aten_graph_round_trips():
+    gm = _C._graph_to_fx(ATEN)
+    text = _C._fx_to_graph(gm, [torch.empty(2, 3), torch.empty(3), torch.empty(3)])
+    assert text.replace("max_1", "max") == ATEN.replace("graph joint", "graph graph")
+    # Without metadata on the nodes the shape rules give the same.
+    for n in gm.graph.nodes:
+        n.meta.clear()
+    assert _C._fx_to_graph(gm, [torch.empty(2, 3), torch.empty(3), torch.empty(3)]) == text
+
+
+def test_changed_module_comes_back():
+    gm = _C._graph_to_fx(ATEN)
+    add = next(n for n in gm.graph.nodes if n.name == "add")
+    add.target = torch.ops.aten.sub.Tensor
+    gm.recompile()
+    text = _C._fx_to_graph(gm, [torch.empty(2, 3), torch.empty(3), torch.empty(3)])
+    assert "%add = aten::sub.Tensor(%primals_1, %primals_2, 1) : f32[2, 3]" in text
+
+
+def test_foreign_call_is_refused():
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(x))
+    from kiln.exc import Unsupported
+
+    with pytest.raises(Unsupported, match="relu"):
+        _C._fx_to_graph(gm, [torch.empty(2)])
+
+
+TORCH = """graph g {
+  input %l_x_ : f32[2, 4] grad
+  input %l_w_ : f32[3, 4]
+  %linear = target::0(%l_x_, %l_w_) : f32[2, 3]
+  %relu = target::1(%linear, inplace=False) : f32[2, 3]
+  %view = target::2(%relu, -1) : f32[6]
+  %getitem = target::3(%view, ["tuple", ["slice", None, None, 2]]) : f32[3]<2>
+  %chunk = target::4(%getitem, 3) : [f32[1], f32[1]+2, f32[1]+4]
+  %add = operator.add(%chunk#0, %chunk#2) : f32[1]
+  %size = method.mul(%add, 2.0) : f32[1]
+  return (%size, %relu)
+}
+"""
+
+
+def test_torch_level_graph_reads_as_users_expect(capsys):
+    targets = [
+        torch._C._nn.linear,
+        torch.nn.functional.relu,
+        torch.Tensor.view,
+        operator.getitem,
+        torch.chunk,
+    ]
+    gm = _C._graph_to_fx(TORCH, targets)
+    kinds = {n.name: (n.op, n.target) for n in gm.graph.nodes}
+    assert kinds["linear"] == ("call_function", torch._C._nn.linear)
+    assert kinds["relu"] == ("call_function", torch.nn.functional.relu)
+    assert kinds["view"] == ("call_method", "view")
+    assert kinds["add"] == ("call_function", operator.add)
+    assert kinds["size"] == ("call_method", "mul")
+    assert kinds["output"][0] == "output"
+    x, w = torch.randn(2, 4), torch.randn(3, 4)
+    out, relu = gm(x, w)
+    want = torch.relu(x @ w.t())
+    torch.testing.assert_close(relu, want)
+    flat = want.view(-1)[::2]
+    torch.testing.assert_close(out, (flat[:1] + flat[2:]) * 2.0)
+    gm.graph.print_tabular()
+    text = gm.print_readable()
+    printed = capsys.readouterr().out
+    assert "l_x_" in printed and "torch._C._nn.linear(l_x_, l_w_)" in text
+    dot = FxGraphDrawer(gm, "g").get_dot_graph().to_string()
+    assert "linear" in dot and "float32" in dot
+    gm.graph.lint()
