@@ -40,6 +40,7 @@ MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, c
   for (const MemoryFormat f : {MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d}) {
     if (input.sizes.size() != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
     if (a != f && b != f) continue;
+    if (f == MemoryFormat::ChannelsLast3d && w.transposed) continue;
     if (input.dtype == DType::Float64) {
       const bool dilated = std::any_of(w.dilation.begin(), w.dilation.end(), [](int64_t d) { return d != 1; });
       if (f != MemoryFormat::ChannelsLast || w.transposed || dilated) continue;

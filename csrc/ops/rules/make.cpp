@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "ops/rules/view.h"
+
 namespace kiln::ops::rules {
 namespace {
 
@@ -199,13 +201,11 @@ Metas cat(const OpInfo&, Args args) {
   return one(out);
 }
 
-Metas stack(const OpInfo&, Args args) {
+Metas stack(const OpInfo& info, Args args) {
   const auto tensors = tensor_list(args, 0);
   if (tensors.empty()) shape_error("stack expects a non-empty TensorList");
-  std::vector<Arg> operands;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i]) throw Unsupported("stack of an undefined tensor");
-    operands.emplace_back(tensors[i]);
     if (tensors[i]->sizes != tensors[0]->sizes)
       shape_error("stack expects each tensor to be equal size, but got " + sizes_text(tensors[0]->sizes) +
                   " at entry 0 and " + sizes_text(tensors[i]->sizes) + " at entry " + std::to_string(i));
@@ -213,7 +213,25 @@ Metas stack(const OpInfo&, Args args) {
   const int64_t d = wrap_dim(int_or(args, 1, 0), tensors[0]->dim() + 1);
   Ints sizes = tensors[0]->sizes;
   sizes.insert(sizes.begin() + d, static_cast<int64_t>(tensors.size()));
-  return one(contiguous(*tensors[0], sizes, result_type(operands)));
+  // Eager concatenates along the dim and cuts it in two, or concatenates unsqueezed tensors where the dim is the last.
+  if (d < tensors[0]->dim() && tensors[0]->numel() != 0) {
+    const TensorMeta joined = cat(info, args)[0];
+    const auto strides = view_strides(joined, sizes);
+    return one(strides ? strided(joined, sizes, *strides) : contiguous(joined, sizes));
+  }
+  std::vector<TensorMeta> wide;
+  std::vector<Arg> list;
+  wide.reserve(tensors.size());
+  for (const TensorMeta* t : tensors) {
+    wide.push_back(*t);
+    const auto at = static_cast<size_t>(d);
+    const int64_t stride = at >= t->sizes.size() ? 1 : t->sizes[at] * t->strides[at];
+    wide.back().sizes.insert(wide.back().sizes.begin() + d, 1);
+    wide.back().strides.insert(wide.back().strides.begin() + d, stride);
+    list.emplace_back(&wide.back());
+  }
+  const Arg cat_args[] = {list, d};
+  return cat(info, cat_args);
 }
 
 Metas constant_pad(const OpInfo&, Args args) {
@@ -312,7 +330,13 @@ Metas formatted_like_second(const OpInfo&, Args args) {
 
 Metas zeros_of_sizes(const OpInfo&, Args args) { return one(contiguous(tensor(args, 0), args[1].to_ints())); }
 
-Metas scatter_into(const OpInfo&, Args args) { return one(like(tensor(args, 0))); }
+Metas scatter_into(const OpInfo&, Args args) {
+  const TensorMeta& t = tensor(args, 0);
+  for (size_t d = 0; d < t.sizes.size(); ++d)
+    if (t.strides[d] == 0 && t.sizes[d] > 1) return one(like(t));
+  // The whole storage is copied, gaps included.
+  return one(view_of(t, t.sizes, t.strides));
+}
 
 Metas pixel_shuffle(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);

@@ -123,7 +123,11 @@ Metas addr(const OpInfo&, Args args) {
   const Ints sizes{a.sizes[0], b.sizes[0]};
   expand_to(self, sizes);
   const Arg operands[] = {args[0], args[1], args[2]};
-  return one(contiguous(self, sizes, result_type(operands)));
+  const DType common = result_type(operands);
+  const TensorMeta wide = expand_to(self, sizes);
+  const TensorMeta column = strided(a, {a.sizes[0], 1}, {a.strides[0], 1});
+  const TensorMeta* inputs[] = {&wide, &column, &b};
+  return one(iterate(inputs, common, &common));
 }
 
 }  // namespace kiln::ops::rules

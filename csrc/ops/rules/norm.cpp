@@ -137,15 +137,15 @@ Metas rms_norm_backward(const OpInfo&, Args args) {
               mask[1] && weight ? contiguous(*weight, weight->sizes) : undefined_meta());
 }
 
-// The CPU kernel computes in (batch, sequence, head, feature) order and returns transposed views of that.
+// The result is laid out as the query; the kernel's own arrays (logsumexp, gradients) are transposed views of
+// (batch, sequence, head, ...) ones.
 Metas flash_attention(const OpInfo&, Args args) {
-  const TensorMeta &q = tensor(args, 0), &v = tensor(args, 2);
+  const TensorMeta& q = tensor(args, 0);
   if (q.dim() != 4) throw Unsupported("attention over another rank than 4");
-  const int64_t b = q.sizes[0], h = q.sizes[1], n = q.sizes[2], e = v.sizes[3];
-  TensorMeta out = strided(q, {b, h, n, e}, {n * h * e, e, h * e, 1});
+  const int64_t b = q.sizes[0], h = q.sizes[1], n = q.sizes[2];
   TensorMeta lse = strided(q, {b, h, n}, {n * h, 1, h});
   if (q.dtype != DType::Float64) lse.dtype = DType::Float32;
-  return many(out, lse);
+  return many(like(q), lse);
 }
 
 Metas flash_attention_backward(const OpInfo&, Args args) {

@@ -75,18 +75,7 @@ Metas where(const OpInfo&, Args args) {
 
 Metas masked_fill(const OpInfo&, Args args) {
   const TensorMeta &self = tensor(args, 0), &mask = tensor(args, 1);
-  // The mask and self are expanded to one shape; self's copy keeps the expanded strides' order.
-  TensorMeta wide = self;
-  wide.sizes = broadcast_sizes(self.sizes, mask.sizes);
-  if (wide.sizes == self.sizes) return one(like(self));
-  wide.strides.assign(wide.sizes.size(), 0);
-  const size_t offset = wide.sizes.size() - self.sizes.size();
-  for (size_t d = 0; d < self.sizes.size(); ++d)
-    wide.strides[d + offset] = self.sizes[d] == 1 && wide.sizes[d + offset] != 1 ? 0 : self.strides[d];
-  // A new leading dim of size 1 gets the stride that expand gives it.
-  for (size_t d = offset; d-- > 0;)
-    if (wide.sizes[d] == 1) wide.strides[d] = d + 1 < wide.sizes.size() ? wide.sizes[d + 1] * wide.strides[d + 1] : 1;
-  return one(like(wide));
+  return one(contiguous(self, broadcast_sizes(self.sizes, mask.sizes)));
 }
 
 Metas pointwise_loss(const OpInfo&, Args args) {
@@ -111,6 +100,28 @@ Metas weighted_loss(const OpInfo&, Args args) {
   return one(out);
 }
 
+Metas logits_loss(const OpInfo&, Args args) {
+  Metas out = pointwise_over(Out::Promote, {0, 1, 2, 3}, args);
+  if (int_or(args, 4, 1) != 0) {
+    out[0].sizes.clear();
+    out[0].strides.clear();
+  }
+  return out;
+}
+
+Metas membership(const OpInfo&, Args args) {
+  const TensorMeta& t = tensor(args, 0);
+  return one(contiguous(t, t.sizes, DType::Bool));
+}
+
+Metas multinomial(const OpInfo&, Args args) {
+  const TensorMeta& t = tensor(args, 0);
+  if (t.dim() != 1 && t.dim() != 2) shape_error("prob_dist must be 1 or 2 dim");
+  Ints sizes = t.sizes;
+  sizes.back() = args[1].to_int();
+  return one(contiguous(t, sizes, DType::Int64));
+}
+
 Metas loss_backward(const OpInfo&, Args args) { return pointwise_over(Out::Promote, {1, 2, 0}, args); }
 
 Metas clamp_upper(const OpInfo& info, Args args) { return clamp(info, args); }
@@ -121,11 +132,21 @@ Metas divide_with_mode(const OpInfo&, Args args) {
 
 Metas log_sigmoid_forward(const OpInfo&, Args args) {
   const TensorMeta* t = &tensor(args, 0);
-  const TensorMeta out = iterate({&t, 1}, t->dtype);
+  const TensorMeta out = contiguous(*t, t->sizes);
   return many(out, out);
 }
 
-Metas normal_of_std(const OpInfo&, Args args) { return one(like(tensor(args, 1))); }
+Metas contiguous_float(const OpInfo&, Args args) {
+  const TensorMeta& t = tensor(args, 0);
+  return one(contiguous(t, t.sizes, to_float(t.dtype)));
+}
+
+Metas power_of_number(const OpInfo&, Args args) {
+  const TensorMeta& exponent = tensor(args, 1);
+  return one(contiguous(exponent, exponent.sizes, result_type(args.first(2))));
+}
+
+Metas normal_of_std(const OpInfo&, Args args) { return one(contiguous(tensor(args, 1), tensor(args, 1).sizes)); }
 
 Metas normal_of_both(const OpInfo&, Args args) {
   return one(contiguous(tensor(args, 0), broadcast_sizes(tensor(args, 0).sizes, tensor(args, 1).sizes)));

@@ -35,9 +35,15 @@ Metas pointwise_loss(const OpInfo& info, Args args);
 Metas weighted_loss(const OpInfo& info, Args args);
 /// Gradients (grad_output, self, target, ...) of such losses.
 Metas loss_backward(const OpInfo& info, Args args);
+Metas logits_loss(const OpInfo& info, Args args);
+Metas membership(const OpInfo& info, Args args);
+Metas multinomial(const OpInfo& info, Args args);
 /// clamp_max: the bound alone.
 Metas clamp_upper(const OpInfo& info, Args args);
 /// div with a rounding mode: integers stay integers under "trunc" and "floor".
+/// Row-major results: mvlgamma, and a number to the power of a tensor.
+Metas contiguous_float(const OpInfo& info, Args args);
+Metas power_of_number(const OpInfo& info, Args args);
 Metas divide_with_mode(const OpInfo& info, Args args);
 Metas log_sigmoid_forward(const OpInfo& info, Args args);
 Metas normal_of_std(const OpInfo& info, Args args);

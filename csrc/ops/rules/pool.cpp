@@ -63,13 +63,20 @@ Metas max_pool_nd(size_t spatial, Args args) {
   return many(out, indices);
 }
 
+// Averages over three dims are row-major whatever the input is.
 Metas avg_pool_nd(size_t spatial, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints kernel = expand_param(args[1], spatial);
   const Ints stride = expand_param(arg(args, 2), spatial, kernel);
   const Pool p = pool_sizes(spatial, t, kernel, stride, expand_param(arg(args, 3), spatial, {0}), Ints(spatial, 1),
                             bool_or(args, 4, false));
-  return one(formatted(t, p.sizes, p.format));
+  return one(formatted(t, p.sizes, spatial == 3 ? MemoryFormat::Contiguous : p.format));
+}
+
+Metas average_backward_3d(const OpInfo&, Args args) { return one(contiguous(tensor(args, 1), tensor(args, 1).sizes)); }
+
+Metas contiguous_upsample_backward(const OpInfo&, Args args) {
+  return one(contiguous(tensor(args, 0), args[2].to_ints()));
 }
 
 Metas adaptive_pool_nd(size_t spatial, bool indices, Args args) {
@@ -79,7 +86,7 @@ Metas adaptive_pool_nd(size_t spatial, bool indices, Args args) {
   Ints sizes = t.sizes;
   for (size_t i = 0; i < spatial; ++i) sizes[sizes.size() - spatial + i] = target[i];
   TensorMeta out = in_own_format(t, sizes, spatial);
-  if (!indices) return one(out);
+  if (!indices) return one(spatial == 3 ? contiguous(t, sizes) : out);
   TensorMeta where = out;
   where.dtype = DType::Int64;
   return many(out, where);

@@ -8,6 +8,8 @@ DType accumulated(Acc acc, DType t) {
     case Acc::Same:
     case Acc::Float:
       return t;
+    case Acc::ToFloat:
+      return to_float(t);
     case Acc::Sum:
       return is_integral(t) ? DType::Int64 : t;
     case Acc::Bool:
@@ -115,6 +117,11 @@ Metas softmax(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   wrap_dim(int_or(args, 1, 0), t.dim());
   return one(contiguous(t, t.sizes, bool_or(args, 2, false) ? DType::Float32 : t.dtype));
+}
+
+Metas safe_softmax(const OpInfo&, Args args) {
+  const TensorMeta& t = tensor(args, 0);
+  return one(contiguous(t, t.sizes, dtype_or(args, 2, t.dtype)));
 }
 
 Metas softmax_backward(const OpInfo&, Args args) {

@@ -5,12 +5,13 @@
 namespace kiln::ops::rules {
 
 enum class Acc : uint8_t {
-  Same,   // dtype of the input
-  Sum,    // integers become int64
-  Float,  // integers are refused, the default float for none
-  Bool,   // any, all (uint8 stays uint8)
-  Real,   // norms, variances: complex becomes real
-  Index,  // int64
+  Same,     // dtype of the input
+  Sum,      // integers become int64
+  Float,    // integers are refused, the default float for none
+  ToFloat,  // integers become the default float
+  Bool,     // any, all (uint8 stays uint8)
+  Real,     // norms, variances: complex becomes real
+  Index,    // int64
 };
 
 /// Sizes after folding `dims` (all if empty and `empty_is_all`).
@@ -36,6 +37,7 @@ Metas norm_with_dtype(const OpInfo& info, Args args);
 Metas scan(const OpInfo& info, Args args);
 Metas scan_with_index(const OpInfo& info, Args args);
 Metas softmax(const OpInfo& info, Args args);
+Metas safe_softmax(const OpInfo& info, Args args);
 Metas softmax_backward(const OpInfo& info, Args args);
 Metas nll_loss_forward(const OpInfo& info, Args args);
 Metas nll_loss2d_forward(const OpInfo& info, Args args);

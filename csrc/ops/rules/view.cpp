@@ -74,6 +74,13 @@ TensorMeta expand_to(const TensorMeta& t, const Ints& sizes) {
                 "): the number of sizes provided (" + std::to_string(n) +
                 ") must be greater or equal to the number of dimensions in the tensor (" + std::to_string(m) + ")");
   Ints out(n), strides(n);
+  if (m == 0) {  // a 0-dim tensor: stride 0 everywhere, over sizes of 1 too
+    for (size_t k = 0; k < n; ++k)
+      if (sizes[k] < 0)
+        shape_error("The expanded size of the tensor (" + std::to_string(sizes[k]) +
+                    ") isn't allowed in a leading, non-existing dimension " + std::to_string(k));
+    return view_of(t, sizes, strides);
+  }
   for (size_t k = n; k-- > 0;) {
     const bool old = k >= n - m;
     const size_t d = old ? k - (n - m) : 0;
