@@ -15,6 +15,9 @@ namespace {
 
 thread_local FakeObserver* observer = nullptr;
 
+/// Tensors with data up to this many elements may meet fakes: they are constants of the program (torch.tensor([...])).
+constexpr int64_t kMaxConstant = 4096;
+
 /// grad_fn of a fake that stands for a non-leaf: the graph behind it is not the trace's business.
 struct FakeInput : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
@@ -106,7 +109,7 @@ void push_results(const OpInfo& op, std::vector<at::Tensor> tensors, torch::jit:
 void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
   if (auto metas = infer(op, args)) {
     std::vector<at::Tensor> tensors;
-    for (const graph::TensorMeta& m : *metas) tensors.push_back(make_fake(m));
+    for (const graph::TensorMeta& m : *metas) tensors.push_back(m.defined ? make_fake(m) : at::Tensor());
     push_results(op, std::move(tensors), stack);
     return;
   }
@@ -267,6 +270,36 @@ void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   }
 }
 
+/// Autograd's shallow copies of saved outputs lose the true device: a fake with the device of the others takes their
+/// place.
+void restore_devices(torch::jit::Stack& args) {
+  std::optional<c10::Device> known;
+  bool lost = false;
+  for (const c10::IValue& v : args)
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      if (!is_fake(t)) return;
+      if (t.device().is_meta())
+        lost = true;
+      else
+        known = t.device();
+    });
+  if (!lost) return;
+  auto restored = [&](const at::Tensor& t) {
+    if (!is_fake(t) || !t.device().is_meta()) return t;
+    return fake_over(t.storage(), t.scalar_type(), t.sizes(), t.strides(), t.storage_offset(),
+                     known.value_or(c10::Device(c10::kCPU)));
+  };
+  for (c10::IValue& v : args) {
+    if (v.isTensor()) {
+      v = restored(v.toTensor());
+    } else if (v.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : v.toTensorVector()) list.push_back(restored(t));
+      v = list;
+    }
+  }
+}
+
 void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& op = op_info(handle);
   const size_t nargs = handle.schema().arguments().size();
@@ -277,7 +310,7 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
       if (!t.defined()) return;
       if (is_fake(t))
         any_fake = true;
-      else if (t.dim() != 0 || !t.is_cpu())
+      else if (t.numel() > kMaxConstant || !t.is_cpu() || t.requires_grad())
         any_real = true;
     });
   if (!any_fake && !op.factory) {  // constants among themselves: compute
@@ -286,9 +319,15 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
     return;
   }
   if (any_real) throw Unsupported("a tensor with data met a traced one in " + op.op.name());
+  for (int i : op.written_args)
+    for_each_tensor((*stack)[first + static_cast<size_t>(i)], [&](const at::Tensor& t) {
+      if (t.defined() && !is_fake(t))
+        throw Unsupported(op.op.name() + " writes a traced value into a tensor with data");
+    });
   torch::jit::Stack args(std::make_move_iterator(stack->begin() + static_cast<int64_t>(first)),
                          std::make_move_iterator(stack->end()));
   torch::jit::drop(*stack, nargs);
+  restore_devices(args);
   check_data_need(op, args);
   const size_t results = stack->size();
   {
@@ -301,6 +340,13 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
 }  // namespace
 
 at::Tensor make_fake(const at::Tensor& real) {
+  c10::InferenceMode mode(real.is_inference());
+  at::Tensor t = make_plain_fake(real);
+  copy_autograd(real, t);
+  return t;
+}
+
+at::Tensor make_plain_fake(const at::Tensor& real) {
   const c10::DispatchKeySet keys = real.key_set();
   if (real.layout() != c10::kStrided) throw Unsupported("a tensor of layout " + c10::str(real.layout()));
   if (real.is_quantized()) throw Unsupported("a quantized tensor");
@@ -311,17 +357,21 @@ at::Tensor make_fake(const at::Tensor& real) {
     throw Unsupported("a tensor subclass or wrapper");
   if (real.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) throw Unsupported("a tensor with symbolic sizes");
   if (!real.has_storage()) throw Unsupported("a tensor without storage");
-  c10::InferenceMode mode(real.is_inference());
   at::Tensor t = fake_over(storage_of(real.storage().nbytes()), real.scalar_type(), real.sizes(), real.strides(),
                            real.storage_offset(), real.device());
   if (real.unsafeGetTensorImpl()->is_wrapped_number()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
-  if (real.requires_grad()) {
-    if (real.is_leaf())
-      t.set_requires_grad(true);
-    else
-      torch::autograd::impl::set_gradient_edge(t, torch::autograd::Edge(c10::make_intrusive<FakeInput>(), 0));
-  }
   return t;
+}
+
+void copy_autograd(const at::Tensor& real, const at::Tensor& fake) {
+  if (!real.requires_grad()) return;
+  if (real.is_leaf())
+    fake.set_requires_grad(true);
+  else {
+    auto node = c10::make_intrusive<FakeInput>();
+    const uint32_t nr = node->add_input_metadata(fake);
+    torch::autograd::impl::set_gradient_edge(fake, torch::autograd::Edge(std::move(node), nr));
+  }
 }
 
 at::Tensor make_fake(const graph::TensorMeta& meta) {

@@ -35,6 +35,10 @@ inline bool is_fake(const at::Tensor& t) { return t.defined() && t.key_set().has
 /// `real`. Inference tensors give inference fakes. Throws Unsupported for what is not a plain strided tensor: sparse,
 /// quantized, nested, named, conjugated or negated lazily, functorch wrappers, __torch_dispatch__ subclasses.
 at::Tensor make_fake(const at::Tensor& real);
+/// The same without autograd: requires no grad.
+at::Tensor make_plain_fake(const at::Tensor& real);
+/// Makes `fake` (a leaf that requires no grad) require grad as `real` does: as a leaf, or with a grad_fn of its own.
+void copy_autograd(const at::Tensor& real, const at::Tensor& fake);
 /// A fake leaf of this metadata over a storage of its own.
 at::Tensor make_fake(const graph::TensorMeta& meta);
 

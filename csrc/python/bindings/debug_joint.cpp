@@ -2,7 +2,10 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "compiler/compile_traced.h"
+#include "joint/finish.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/py_program.h"
 
 // Doors into single stages for tests: fakes, and what their fallback sees.
 namespace kiln {
@@ -45,10 +48,49 @@ pybind11::tuple run_on_fakes(const pybind11::function& fn, const pybind11::args&
   return pybind11::make_tuple(result, observer.lines);
 }
 
+joint::PartitionMode mode_of(const std::string& name) {
+  if (name == "min_cut") return joint::PartitionMode::MinCut;
+  if (name == "default") return joint::PartitionMode::SaveAll;
+  throw UserError("unknown partition " + name);
+}
+
+/// Texts of the graphs of fn at args: joint, and forward and backward if it has a backward.
+pybind11::dict trace(const pybind11::object& fn, const std::vector<at::Tensor>& args, const std::string& partition) {
+  joint::Joint joint = joint::trace_joint(bindings::python_program(fn), args);
+  joint::remove_dead(*joint.graph);
+  joint::separate_outputs(joint);
+  graph::verify(*joint.graph, /*functional=*/true);
+  pybind11::dict out;
+  out["joint"] = graph::print(*joint.graph);
+  if (joint.has_backward()) {
+    joint::Parts parts = joint::partition(joint, mode_of(partition));
+    out["forward"] = graph::print(*parts.forward);
+    out["backward"] = graph::print(*parts.backward);
+    out["num_saved"] = parts.saved.size();
+    std::vector<std::string> saved;
+    for (size_t i = 0; i < parts.saved.size(); ++i) saved.push_back(parts.backward->inputs()[i]->name);
+    out["saved"] = saved;
+  }
+  return out;
+}
+
+/// fn compiled at args: a callable of a list of tensors.
+pybind11::object compile(const pybind11::object& fn, const std::vector<at::Tensor>& args,
+                         const std::string& partition) {
+  auto compiled = compiler::compile_joint(joint::trace_joint(bindings::python_program(fn), args), nullptr,
+                                          mode_of(partition), bindings::python_program(fn));
+  return pybind11::cpp_function(
+      [compiled](std::vector<at::Tensor> inputs) { return compiled->call(std::move(inputs)); });
+}
+
 }  // namespace
 }  // namespace kiln
 
 KILN_BINDINGS(debug_joint) {
   m.def("_make_fake", [](const at::Tensor& t) { return kiln::aten::make_fake(t); });
   m.def("_run_on_fakes", &kiln::run_on_fakes);
+  m.def("_joint_trace", &kiln::trace, pybind11::arg("fn"), pybind11::arg("args"),
+        pybind11::arg("partition") = "min_cut");
+  m.def("_joint_compile", &kiln::compile, pybind11::arg("fn"), pybind11::arg("args"),
+        pybind11::arg("partition") = "min_cut");
 }

@@ -1,0 +1,97 @@
+#include "compiler/compile_traced.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/pass.h"
+#include "base/timer.h"
+#include "joint/finish.h"
+#include "ops/ops.h"
+#include "runtime/compiled_function.h"
+
+namespace kiln::compiler {
+namespace {
+
+void pass(const char* name, graph::Graph& g, const std::function<bool()>& body) {
+  run_pass(name, {[&] { return graph::print(g); }, [&] { graph::verify(g, /*functional=*/true); }}, body);
+}
+
+/// Whether the traced graph can be replayed on real tensors.
+bool replayable(const graph::Graph& traced) {
+  for (const auto& n : traced.nodes())
+    if (n->kind == graph::NodeKind::Call && n->op.name().rfind("kiln::", 0) == 0) return false;
+  return true;
+}
+
+}  // namespace
+
+std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, GraphCompiler compiler,
+                                                         joint::PartitionMode mode, joint::Program eager) {
+  if (!compiler)
+    compiler = [](const graph::Graph& g, const std::string& which) {
+      return compile_functional(g, which == "inference");
+    };
+  graph::Graph& g = *joint.graph;
+  pass("joint.remove_dead", g, [&] { return joint::remove_dead(g); });
+  pass("joint.separate_outputs", g, [&] { return joint::separate_outputs(joint); });
+  if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "joint graph", graph::print(g));
+
+  auto parts = std::make_shared<runtime::CompiledParts>();
+  parts->num_primals = joint.num_primals;
+  parts->num_forward = joint.num_forward;
+  parts->outputs = joint.outputs;
+  parts->mutations = joint.mutations;
+  parts->forward_requires_grad = joint.forward_requires_grad;
+  parts->forward_freed = joint.forward_freed;
+  parts->tangent_of = joint.tangent_of;
+  parts->grad_of = joint.grad_of;
+  for (size_t i = joint.num_primals; i < g.inputs().size(); ++i)
+    parts->tangent_metas.push_back(g.inputs()[i]->results.at(0));
+  if (!joint.has_backward()) {
+    parts->forward = compiler(g, "inference");
+    return runtime::make_compiled_function(std::move(parts));
+  }
+  // A second differentiation runs the program again, which must then be free of effects, and finds its outputs by
+  // position.
+  bool again = eager && joint.mutations.empty() && g.mutations().empty();
+  for (const auto& n : g.nodes()) again &= n->kind == graph::NodeKind::Placeholder || !ops::is_random(n->op);
+  for (const joint::Output& o : joint.outputs)
+    again &= o.kind == joint::Output::Kind::Forward || o.kind == joint::Output::Kind::None;
+  if (again) parts->eager = std::move(eager);
+
+  joint::Parts cut;
+  {
+    StageTimer timer("joint.partition");
+    cut = joint::partition(joint, mode);
+    graph::verify(*cut.forward, /*functional=*/true);
+    graph::verify(*cut.backward, /*functional=*/true);
+  }
+  if (log_enabled(Topic::aot)) {
+    log_artifact(Topic::aot, "forward graph", graph::print(*cut.forward));
+    log_artifact(Topic::aot, "backward graph", graph::print(*cut.backward));
+  }
+  parts->saved = cut.saved;
+  parts->forward = compiler(*cut.forward, "forward");
+  auto backward = compiler(*cut.backward, "backward");
+  parts->make_backward = [backward] { return backward; };
+  return runtime::make_compiled_function(std::move(parts));
+}
+
+std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph& traced,
+                                                          const std::vector<at::Tensor>& examples,
+                                                          GraphCompiler compiler) {
+  joint::Joint joint;
+  {
+    StageTimer timer("joint.trace");
+    joint = joint::trace_joint(joint::replay(traced), examples);
+  }
+  joint::Program eager;
+  if (joint.has_backward() && replayable(traced)) {
+    std::shared_ptr<graph::Graph> kept = traced.clone();
+    eager = [kept](const std::vector<at::Tensor>& inputs) { return joint::replay(*kept)(inputs); };
+  }
+  return compile_joint(std::move(joint), std::move(compiler), joint::PartitionMode::MinCut, std::move(eager));
+}
+
+}  // namespace kiln::compiler

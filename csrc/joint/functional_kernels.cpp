@@ -1,0 +1,74 @@
+// Functionalization of ops whose schema hides that they write, and its switches.
+#include <ATen/FunctionalTensorWrapper.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+
+#include "aten/pch.h"
+
+namespace kiln::joint {
+namespace {
+
+namespace fn = at::functionalization::impl;
+using OptionalTensor = std::optional<at::Tensor>;
+
+at::Tensor unwrap(const at::Tensor& t) {
+  if (!t.defined() || !fn::isFunctionalTensor(t)) return t;
+  fn::sync(t);
+  return fn::from_functional_tensor(t);
+}
+OptionalTensor unwrap(const OptionalTensor& t) { return t ? OptionalTensor(unwrap(*t)) : t; }
+
+/// native_batch_norm in training writes its running statistics although its schema does not say so.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tensor& input, const OptionalTensor& weight,
+                                                                 const OptionalTensor& bias, const OptionalTensor& mean,
+                                                                 const OptionalTensor& var, bool training,
+                                                                 double momentum, double eps) {
+  const bool functional = fn::isFunctionalTensor(input);
+  const bool writes = training && mean && mean->defined() && fn::isFunctionalTensor(*mean) && var && var->defined() &&
+                      fn::isFunctionalTensor(*var);
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> out;
+  at::Tensor new_mean, new_var;
+  {
+    c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+    if (writes) {
+      at::Tensor a, b, c;
+      std::tie(a, b, c, new_mean, new_var) = at::_native_batch_norm_legit_functional(
+          unwrap(input), unwrap(weight), unwrap(bias), unwrap(*mean), unwrap(*var), training, momentum, eps);
+      out = {a, b, c};
+    } else if (!functional) {
+      out = at::native_batch_norm(input, weight, bias, mean, var, training, momentum, eps);
+    } else if (training && (!mean || !mean->defined())) {
+      out = at::_native_batch_norm_legit(unwrap(input), unwrap(weight), unwrap(bias), training, momentum, eps);
+    } else if (!training) {
+      out = at::_native_batch_norm_legit_no_training(unwrap(input), unwrap(weight), unwrap(bias), unwrap(*mean),
+                                                     unwrap(*var), momentum, eps);
+    } else {
+      out = at::native_batch_norm(unwrap(input), unwrap(weight), unwrap(bias), unwrap(mean), unwrap(var), training,
+                                  momentum, eps);
+    }
+  }
+  if (writes) {
+    const std::pair<at::Tensor, at::Tensor> changes[] = {{*mean, new_mean}, {*var, new_var}};
+    for (const auto& [wrapper, value] : changes) {
+      fn::replace_(wrapper, value);
+      fn::commit_update(wrapper);
+      fn::sync(wrapper);
+    }
+  }
+  if (!functional) return out;
+  return {fn::to_functional_tensor(std::get<0>(out)), fn::to_functional_tensor(std::get<1>(out)),
+          fn::to_functional_tensor(std::get<2>(out))};
+}
+
+// Before each in-place op, functionalization runs the op's Meta kernel once more to find shape errors. Those kernels
+// are Python, take 100 us each, and the check is done by the shape rules anyway. PyTorch reads this switch once.
+[[maybe_unused]] const bool no_reference_runs = [] {
+  setenv("TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE", "1", /*overwrite=*/0);
+  return true;
+}();
+
+}  // namespace
+}  // namespace kiln::joint
+
+TORCH_LIBRARY_IMPL(aten, Functionalize, m) { m.impl("native_batch_norm", &kiln::joint::native_batch_norm); }

@@ -1,0 +1,77 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "graph/graph.h"
+
+// The joint graph: a program with autograd in it, made one functional graph of ATen ops by running it on functional
+// fakes with the real autograd engine, and a signature that says how its outputs relate to what the program returned.
+namespace kiln::joint {
+
+/// How one output of the program is made from the artifact's outputs and the inputs.
+struct Output {
+  enum class Kind : uint8_t {
+    None,       // an undefined tensor
+    Forward,    // forward output `index`
+    Input,      // input `index` itself (the same tensor object)
+    InputView,  // a view of input `index`
+    View,       // a view of forward output `index`, which outputs of the program share
+    Same,       // the same tensor object as the program's output `index`
+  };
+  Kind kind = Kind::None;
+  int64_t index = 0;
+  /// Views: geometry; `offset` counts from the input's (or forward output's) own offset.
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  bool requires_grad = false;
+  /// Made inside the program by a factory with requires_grad=True (no history).
+  bool leaf = false;
+};
+
+/// Input `input` holds forward output `forward` after the call, and autograd sees it: written by copy_ above autograd.
+struct VisibleMutation {
+  int64_t input = 0;
+  int64_t forward = 0;
+};
+
+struct Joint {
+  /// Placeholders: one per input of the program ("primals"), then one per tangent. Outputs: `num_forward` forward ones,
+  /// then one per entry of `grad_of`. Graph::mutations(): input changes that autograd does not see.
+  std::unique_ptr<graph::Graph> graph;
+  size_t num_primals = 0;
+  size_t num_forward = 0;
+  std::vector<Output> outputs;             // one per output of the program
+  std::vector<VisibleMutation> mutations;  // see VisibleMutation
+  /// By forward output: the program could differentiate it.
+  std::vector<bool> forward_requires_grad;
+  /// By forward output that requires grad: the graph behind it was freed by a backward() inside the program.
+  std::vector<bool> forward_freed;
+  std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
+  std::vector<int64_t> grad_of;     // by gradient output: its primal
+  bool has_backward() const { return !tangent_of.empty(); }
+};
+
+/// A program on tensors; called once, on functional fakes.
+using Program = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// Traces `program` at inputs like `examples` (real tensors or fakes; only metadata, leafness and requires_grad are
+/// read). Throws Unsupported for programs whose effects cannot be expressed (metadata changes of inputs, set_, leaves
+/// that are made inside and used further); exceptions of the program itself pass through.
+Joint trace_joint(const Program& program, const std::vector<at::Tensor>& examples);
+
+/// The program that a traced graph stands for. Besides ATen ops it knows
+///   kiln::backward(Tensor[] tensors, Tensor?[] grad_tensors, bool retain_graph, bool create_graph, Tensor[] inputs)
+///     as torch.autograd.backward; `inputs` empty: all leaves
+///   kiln::autograd_grad(Tensor[] outputs, Tensor?[] grad_outputs, Tensor[] inputs, bool retain_graph, bool create_graph,
+///                       bool allow_unused) -> Tensor[]   as torch.autograd.grad
+///   kiln::grad(Tensor t) -> Tensor                       t.grad, which must be defined at that point
+///   kiln::set_grad(Tensor t, Tensor? grad)               t.grad = grad; also how a .grad that is there on entry is
+///   known kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside kiln::tensor_constant(numbers,
+///   sizes, dtype) -> Tensor
+/// `traced` must live as long as the program.
+Program replay(const graph::Graph& traced);
+
+}  // namespace kiln::joint

@@ -1,0 +1,99 @@
+#include "joint/recorder.h"
+
+#include "aten/convert.h"
+#include "base/error.h"
+
+namespace kiln::joint {
+
+using graph::Arg;
+using graph::Value;
+
+namespace {
+
+/// Constants larger than this stay out of graphs.
+constexpr int64_t kMaxConstant = 4096;
+
+Arg number_arg(const at::Scalar& s) {
+  if (s.isBoolean()) return s.toBool();
+  if (s.isIntegral(false)) return s.toLong();
+  if (s.isFloatingPoint()) return s.toDouble();
+  return static_cast<std::complex<double>>(s.toComplexDouble());
+}
+
+}  // namespace
+
+graph::Node* Recorder::add(graph::Op op, std::vector<Arg> args, std::vector<graph::TensorMeta> metas) {
+  graph::Node* node = graph_.add_call(op, std::move(args), std::move(metas));
+  node->backward = backward;
+  node->grad_enabled = true;
+  node->stack = stack;
+  node->module_path = module_path;
+  return node;
+}
+
+void Recorder::bind(const at::Tensor& t, Value v) {
+  // A fake is bound once: an op that returns its argument (a detach that is none below autograd) keeps the value it
+  // had.
+  if (values_.emplace(t.unsafeGetTensorImpl(), v).second) alive_.push_back(t);
+}
+
+Value Recorder::value_of(const at::Tensor& t) {
+  if (auto it = values_.find(t.unsafeGetTensorImpl()); it != values_.end()) return it->second;
+  if (aten::is_fake(t)) throw Unsupported("a traced tensor of another trace");
+  if (t.layout() != c10::kStrided || !t.is_cpu() || t.numel() > kMaxConstant)
+    throw Unsupported("a tensor with data that is no input of the graph");
+  // Python made it while tracing (torch.tensor(2.0)): its numbers are the program's.
+  aten::NoFakeGuard no_fake;
+  const at::Tensor flat = t.detach().reshape({-1});
+  Arg::List numbers;
+  for (int64_t i = 0; i < flat.numel(); ++i) numbers.push_back(number_arg(flat[i].item()));
+  const graph::TensorMeta meta = [&] {
+    graph::TensorMeta m = aten::meta_of(t);
+    m.strides = graph::contiguous_strides(m.sizes);
+    m.offset = 0;
+    m.requires_grad = false;
+    return m;
+  }();
+  if (t.scalar_type() != at::kBool && meta.dtype == DType::Opaque) throw Unsupported("a constant of an unknown dtype");
+  graph::Node* node = add(graph::Op("kiln::tensor_constant"),
+                          {Arg(std::move(numbers)), Arg::ints(meta.sizes), Arg(meta.dtype)}, {meta});
+  bind(t, node->out());
+  return node->out();
+}
+
+at::Tensor Recorder::constant(std::vector<Arg> args, const graph::TensorMeta& meta) {
+  graph::TensorMeta plain = meta;
+  plain.requires_grad = false;
+  at::Tensor fake = aten::make_fake(plain);
+  bind(fake, add(graph::Op("kiln::tensor_constant"), std::move(args), {plain})->out());
+  return fake;
+}
+
+void Recorder::called(const aten::OpInfo& op, c10::ArrayRef<c10::IValue> args, c10::ArrayRef<c10::IValue> results) {
+  using aten::OpKind;
+  if (op.kind != OpKind::Functional && op.kind != OpKind::View)
+    throw Unsupported(op.op.name() + " writes in place and has no functional form");
+  const std::vector<at::Tensor> tensors = aten::flatten_tensors(results);
+  static const graph::Op kDetach("aten::detach"), kAlias("aten::alias"), kLift("aten::lift_fresh"),
+      kLiftCopy("aten::lift");
+  if (op.op == kDetach || op.op == kAlias || op.op == kLift || op.op == kLiftCopy) {
+    bind(tensors.at(0), value_of(args[0].toTensor()));
+    return;
+  }
+  std::vector<Arg> graph_args = aten::to_args(op.schema(), args, [&](const at::Tensor& t) -> Arg {
+    if (t.unsafeGetTensorImpl()->is_wrapped_number() && !aten::is_fake(t))
+      return number_arg(aten::wrapped_number_value(t));
+    return value_of(t);
+  });
+  std::vector<graph::TensorMeta> metas;
+  metas.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) metas.push_back(t.defined() ? aten::meta_of(t) : ops::undefined_meta());
+  graph::Node* node = add(op.op, std::move(graph_args), std::move(metas));
+  const auto& returns = op.schema().returns();
+  node->returns_list =
+      returns.size() > 1 || (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType);
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].defined()) bind(tensors[i], node->out(i));
+}
+
+}  // namespace kiln::joint

@@ -1,0 +1,148 @@
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include "aten/convert.h"
+#include "aten/pch.h"
+#include "aten/schema.h"
+#include "base/error.h"
+#include "joint/joint.h"
+#include "joint/state.h"
+
+namespace kiln::joint {
+
+using graph::Arg;
+using graph::Node;
+using graph::Value;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::variable_list;
+
+namespace {
+
+at::Tensor or_undefined(const std::unordered_map<Value, at::Tensor>& env, const Arg& a) {
+  if (a.is_none() || !a.value()) return {};
+  auto it = env.find(a.value());
+  KILN_CHECK(it != env.end(), "the traced graph uses a value before its definition");
+  return it->second;
+}
+
+class Replay {
+ public:
+  explicit Replay(const graph::Graph& g) : graph_(g) {}
+
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
+    KILN_CHECK(inputs.size() == graph_.inputs().size(), "the traced graph takes another number of inputs");
+    for (size_t i = 0; i < inputs.size(); ++i) env_[graph_.inputs()[i]->out()] = inputs[i];
+    for (const auto& node : graph_.nodes()) {
+      if (node->kind == graph::NodeKind::Placeholder) continue;
+      TraceState::note_origin(*node);
+      at::AutoGradMode grad_mode(node->grad_enabled);
+      step(*node);
+    }
+    std::vector<at::Tensor> outputs;
+    for (const Arg& a : graph_.outputs()) {
+      KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
+      outputs.push_back(or_undefined(env_, a));
+    }
+    return outputs;
+  }
+
+ private:
+  variable_list list(const Arg& a) {
+    variable_list out;
+    if (a.is_none()) return out;
+    if (a.is_value()) return {or_undefined(env_, a)};
+    for (const Arg& item : a.list()) out.push_back(or_undefined(env_, item));
+    return out;
+  }
+
+  void set(Node& node, uint32_t i, at::Tensor t) { env_[node.out(i)] = std::move(t); }
+
+  variable_list differentiate(Node& node, const variable_list& of, variable_list tangents, bool keep, bool create,
+                              bool accumulate, const variable_list& inputs) {
+    edge_list roots, targets;
+    variable_list seeds;
+    for (size_t i = 0; i < of.size(); ++i) {
+      TORCH_CHECK(of[i].requires_grad(), "element ", i,
+                  " of tensors does not require grad and does not have a grad_fn");
+      roots.push_back(torch::autograd::impl::gradient_edge(of[i]));
+      at::Tensor seed = i < tangents.size() ? tangents[i] : at::Tensor();
+      if (!seed.defined()) {
+        TORCH_CHECK(of[i].numel() == 1, "grad can be implicitly created only for scalar outputs");
+        seed = at::ones_like(of[i], c10::MemoryFormat::Preserve);
+      }
+      seeds.push_back(std::move(seed));
+    }
+    for (const at::Tensor& t : inputs) {
+      TORCH_CHECK(t.requires_grad(), "One of the differentiated Tensors does not require grad");
+      Edge edge = torch::autograd::impl::gradient_edge(t);
+      targets.push_back(std::move(edge));
+    }
+    TraceState::BackwardScope scope;
+    // The base engine: Python's own wants to release the GIL, and runs the same code.
+    return Engine::get_base_engine().execute(roots, seeds, keep, create, accumulate, targets);
+  }
+
+  void step(Node& node) {
+    static const graph::Op kBackward("kiln::backward"), kGrads("kiln::autograd_grad"), kGrad("kiln::grad"),
+        kSetGrad("kiln::set_grad"), kSetRequiresGrad("kiln::set_requires_grad"), kConstant("kiln::tensor_constant");
+    if (node.op == kBackward) {
+      variable_list of = list(node.arg(0));
+      variable_list inputs = node.args.size() > 4 ? list(node.arg(4)) : variable_list();
+      differentiate(node, of, list(node.arg(1)), node.arg(2).to_bool(), node.arg(3).to_bool(), true, inputs);
+    } else if (node.op == kGrads) {
+      variable_list inputs = list(node.arg(2));
+      variable_list grads = differentiate(node, list(node.arg(0)), list(node.arg(1)), node.arg(3).to_bool(),
+                                          node.arg(4).to_bool(), false, inputs);
+      const bool allow_unused = node.arg(5).to_bool();
+      for (size_t i = 0; i < grads.size(); ++i) {
+        TORCH_CHECK(
+            allow_unused || grads[i].defined(),
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
+            "if this is the desired behavior.");
+        set(node, static_cast<uint32_t>(i), grads[i]);
+      }
+    } else if (node.op == kGrad) {
+      const at::Tensor grad = or_undefined(env_, node.arg(0)).mutable_grad();
+      if (!grad.defined()) throw Unsupported("kiln::grad of a tensor that has none");
+      set(node, 0, grad);
+    } else if (node.op == kSetGrad) {
+      at::Tensor t = or_undefined(env_, node.arg(0));
+      t.mutable_grad() = or_undefined(env_, node.arg(1));
+    } else if (node.op == kSetRequiresGrad) {
+      at::Tensor t = or_undefined(env_, node.arg(0));
+      if (TraceState::is_primal(t)) throw Unsupported("requires_grad of an input is changed");
+      t.set_requires_grad(node.arg(1).to_bool());
+      if (!node.results.empty()) set(node, 0, t);
+    } else if (node.op == kConstant) {
+      set(node, 0, TraceState::constant(node.args, node.results.at(0)));
+    } else {
+      call(node);
+    }
+  }
+
+  void call(Node& node) {
+    const aten::OpInfo* op = aten::find_op(node.op);
+    if (!op) throw Unsupported("the operator " + node.op.name() + " has no meaning to the dispatcher");
+    torch::jit::Stack stack = aten::to_stack(op->schema(), node.args, [&](Value v) {
+      auto it = env_.find(v);
+      KILN_CHECK(it != env_.end(), "the traced graph uses a value before its definition");
+      return it->second;
+    });
+    op->handle.callBoxed(stack);
+    const std::vector<at::Tensor> results = aten::flatten_tensors(stack);
+    for (uint32_t i = 0; i < results.size(); ++i) set(node, i, results[i]);
+  }
+
+  const graph::Graph& graph_;
+  std::unordered_map<Value, at::Tensor> env_;
+};
+
+}  // namespace
+
+Program replay(const graph::Graph& traced) {
+  return [&traced](const std::vector<at::Tensor>& inputs) { return Replay(traced).run(inputs); };
+}
+
+}  // namespace kiln::joint

@@ -1,0 +1,31 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "graph/graph.h"
+
+namespace kiln::joint {
+
+/// What a program may ask of the joint trace that runs it on this thread; outside of one, replaying is an ordinary
+/// eager run.
+class TraceState {
+ public:
+  /// The nodes recorded from now on come from `node`.
+  static void note_origin(const graph::Node& node);
+  /// True for the tensors that the trace passed in.
+  static bool is_primal(const at::Tensor& t);
+  /// The tensor of a kiln::tensor_constant node.
+  static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
+  /// While alive, nodes are the autograd engine's.
+  class BackwardScope {
+   public:
+    BackwardScope();
+    ~BackwardScope();
+    BackwardScope(const BackwardScope&) = delete;
+    BackwardScope& operator=(const BackwardScope&) = delete;
+
+   private:
+    bool before_ = false;
+  };
+};
+
+}  // namespace kiln::joint

@@ -1,0 +1,364 @@
+#include <ATen/FunctionalTensorWrapper.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <unordered_set>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "aten/pch.h"
+#include "base/error.h"
+#include "joint/joint.h"
+#include "joint/recorder.h"
+#include "joint/state.h"
+
+namespace kiln::joint {
+
+namespace fn = at::functionalization::impl;
+using graph::Arg;
+using graph::Value;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::variable_list;
+
+namespace {
+
+using Storage = const c10::StorageImpl*;
+
+Storage storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
+
+/// The storage's tensor as of now, below functionalization.
+at::Tensor storage_base(const at::Tensor& functional) {
+  return static_cast<at::functionalization::FunctionalStorageImpl*>(
+             functional.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())
+      ->base();
+}
+
+struct Geometry {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  bool operator==(const Geometry&) const = default;
+};
+Geometry geometry_of(const at::Tensor& t) { return {t.sizes().vec(), t.strides().vec(), t.storage_offset()}; }
+
+class Tracer {
+ public:
+  explicit Tracer(const std::vector<at::Tensor>& examples)
+      : examples_(examples), graph_(std::make_unique<graph::Graph>()), recorder_(*graph_) {
+    graph_->name = "joint";
+  }
+
+  Joint run(const Program& program);
+
+  // What TraceState serves.
+  Recorder& recorder() { return recorder_; }
+  bool is_primal(const at::Tensor& t) const { return primal_index_.count(t.unsafeGetTensorImpl()) != 0; }
+
+ private:
+  void make_primals();
+  void find_mutations();
+  void classify(const std::vector<at::Tensor>& outputs);
+  int64_t add_forward(const at::Tensor& functional, Value value);
+  void differentiate();
+  void check_leaves(const edge_list& roots);
+  Value value_of(const at::Tensor& t);
+
+  const std::vector<at::Tensor>& examples_;
+  std::unique_ptr<graph::Graph> graph_;
+  Recorder recorder_;
+  Joint joint_;
+  std::vector<at::Tensor> primals_;  // functional
+  std::vector<Edge> edges_;          // where gradients of primals arrive, as of before the program ran
+  std::unordered_map<const c10::TensorImpl*, int64_t> primal_index_;
+  std::unordered_map<Storage, int64_t> primal_of_storage_;
+  std::vector<at::Tensor> forward_;  // functional tensors of the forward outputs
+  std::vector<Value> forward_values_;
+  std::unordered_map<const c10::TensorImpl*, int64_t> forward_index_;
+};
+
+thread_local Tracer* active = nullptr;
+
+/// The functional tensor's value now.
+Value Tracer::value_of(const at::Tensor& t) {
+  if (!fn::isFunctionalTensor(t)) return recorder_.value_of(t);
+  fn::sync(t);
+  return recorder_.value_of(fn::from_functional_tensor(t));
+}
+
+void Tracer::make_primals() {
+  std::unordered_map<const c10::TensorImpl*, size_t> seen;
+  for (size_t i = 0; i < examples_.size(); ++i) {
+    const at::Tensor& example = examples_[i];
+    KILN_CHECK(example.defined(), "undefined example input");
+    at::Tensor inner = aten::make_plain_fake(example);
+    graph::TensorMeta meta = aten::meta_of(inner);
+    meta.requires_grad = example.requires_grad();
+    graph::Node* node = graph_->add_input("primals_" + std::to_string(i + 1), std::move(meta));
+    // One tensor passed twice is one primal; the second placeholder stays unused.
+    if (auto [it, fresh] = seen.emplace(example.unsafeGetTensorImpl(), i); !fresh) {
+      primals_.push_back(primals_[it->second]);
+      edges_.push_back(edges_[it->second]);
+      continue;
+    }
+    recorder_.bind(inner, node->out());
+    at::Tensor functional = fn::to_functional_tensor(inner);
+    aten::copy_autograd(example, functional);
+    edges_.push_back(functional.requires_grad() ? torch::autograd::impl::gradient_edge(functional) : Edge());
+    primal_index_.emplace(functional.unsafeGetTensorImpl(), static_cast<int64_t>(i));
+    primal_of_storage_.emplace(storage_of(functional), static_cast<int64_t>(i));
+    primals_.push_back(std::move(functional));
+  }
+  for (size_t i = 0; i < examples_.size(); ++i) {
+    if (!examples_[i].is_leaf() && !examples_[i].retains_grad()) continue;
+    const at::Tensor& grad = examples_[i].grad();
+    if (!grad.defined()) continue;
+    if (auto it = seen.find(grad.unsafeGetTensorImpl()); it != seen.end())
+      primals_[i].mutable_grad() = primals_[it->second];
+  }
+}
+
+int64_t Tracer::add_forward(const at::Tensor& functional, Value value) {
+  const int64_t index = static_cast<int64_t>(forward_.size());
+  forward_.push_back(functional);
+  forward_values_.push_back(value);
+  forward_index_.emplace(functional.unsafeGetTensorImpl(), index);
+  return index;
+}
+
+void Tracer::find_mutations() {
+  std::unordered_map<const c10::StorageImpl*, std::vector<size_t>> sharing;
+  for (size_t i = 0; i < examples_.size(); ++i)
+    if (examples_[i].has_storage()) sharing[examples_[i].storage().unsafeGetStorageImpl()].push_back(i);
+  for (size_t i = 0; i < primals_.size(); ++i) {
+    if (primal_index_.at(primals_[i].unsafeGetTensorImpl()) != static_cast<int64_t>(i)) continue;
+    auto* wrapper = fn::unsafeGetFunctionalWrapper(primals_[i]);
+    if (wrapper->was_storage_changed()) throw Unsupported("an input's storage is replaced (set_, .data =)");
+    if (wrapper->has_metadata_mutation()) throw Unsupported("an input's sizes or strides are changed in place");
+    if (!primals_[i].requires_grad() && examples_[i].requires_grad())
+      throw Unsupported("an input is detached in place");
+    if (!wrapper->has_data_mutation()) continue;
+    const Value value = value_of(primals_[i]);
+    graph::Node* placeholder = graph_->inputs()[i];
+    if (value == placeholder->out()) continue;
+    for (size_t j : sharing[examples_[i].storage().unsafeGetStorageImpl()])
+      if (!examples_[j].is_same(examples_[i]))
+        throw Unsupported("inputs share memory and one of them is changed in place");
+    if (primals_[i].requires_grad() && !wrapper->are_all_mutations_under_no_grad_or_inference_mode())
+      joint_.mutations.push_back({static_cast<int64_t>(i), add_forward(primals_[i], value)});
+    else
+      graph_->mutations().push_back({placeholder->out(), value});
+  }
+}
+
+void Tracer::classify(const std::vector<at::Tensor>& outputs) {
+  // Outputs that share a storage with each other must do so again.
+  std::unordered_map<Storage, std::vector<size_t>> groups;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i].defined() && fn::isFunctionalTensor(outputs[i])) {
+      fn::sync(outputs[i]);
+      groups[storage_of(outputs[i])].push_back(i);
+    }
+  std::unordered_map<const c10::TensorImpl*, int64_t> first;
+  std::unordered_map<Storage, int64_t> base_of;  // group -> its forward output
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& t = outputs[i];
+    Output out;
+    if (!t.defined()) {
+      joint_.outputs.push_back(out);
+      continue;
+    }
+    out.requires_grad = t.requires_grad();
+    if (auto [it, fresh] = first.emplace(t.unsafeGetTensorImpl(), static_cast<int64_t>(i)); !fresh) {
+      out.kind = Output::Kind::Same;
+      out.index = it->second;
+    } else if (auto primal = primal_index_.find(t.unsafeGetTensorImpl()); primal != primal_index_.end()) {
+      out.kind = Output::Kind::Input;
+      out.index = primal->second;
+    } else if (!fn::isFunctionalTensor(t)) {
+      out.kind = Output::Kind::Forward;
+      out.index = add_forward(t, recorder_.value_of(t));
+    } else if (auto owner = primal_of_storage_.find(storage_of(t)); owner != primal_of_storage_.end()) {
+      // Geometry by the real input's strides: below functionalization a changed input is another tensor.
+      out.kind = Output::Kind::InputView;
+      out.index = owner->second;
+      at::Tensor base = aten::make_plain_fake(examples_[static_cast<size_t>(owner->second)]);
+      aten::FakeObserverGuard unseen(nullptr);
+      c10::impl::ExcludeDispatchKeyGuard direct(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+      const at::Tensor view = fn::apply_view_meta_sequence(base, fn::unsafeGetFunctionalWrapper(t)->view_metas());
+      out.sizes = view.sizes().vec();
+      out.strides = view.strides().vec();
+      out.offset = view.storage_offset() - base.storage_offset();
+    } else if (const auto& group = groups.at(storage_of(t)); group.size() == 1) {
+      out.kind = Output::Kind::Forward;
+      out.index = add_forward(t, value_of(t));
+    } else {
+      auto known = base_of.find(storage_of(t));
+      if (known == base_of.end()) {
+        at::Tensor base;
+        for (size_t j : group) {
+          const at::Tensor& member = outputs[j];
+          if (!member.requires_grad()) continue;
+          base = member.is_view() ? member._base() : member;
+          break;
+        }
+        for (size_t j : group)
+          if (!base.defined() && fn::isBaseTensor(outputs[j])) base = outputs[j];
+        const Value value = base.defined() ? value_of(base) : recorder_.value_of(storage_base(t));
+        known = base_of.emplace(storage_of(t), add_forward(base.defined() ? base : storage_base(t), value)).first;
+      }
+      const at::Tensor& base = forward_[static_cast<size_t>(known->second)];
+      out.index = known->second;
+      if (base.is_same(t)) {
+        out.kind = Output::Kind::Forward;
+      } else {
+        out.kind = Output::Kind::View;
+        const at::Tensor inner = fn::from_functional_tensor(t);
+        const at::Tensor inner_base = fn::isFunctionalTensor(base) ? fn::from_functional_tensor(base) : base;
+        const Geometry g = geometry_of(inner);
+        out.sizes = g.sizes;
+        out.strides = g.strides;
+        out.offset = g.offset - inner_base.storage_offset();
+      }
+    }
+    out.leaf = out.kind == Output::Kind::Forward && t.requires_grad() && t.is_leaf();
+    joint_.outputs.push_back(std::move(out));
+  }
+}
+
+/// Throws Unsupported if a gradient would flow into a leaf that is no primal.
+void Tracer::check_leaves(const edge_list& roots) {
+  std::unordered_set<const torch::autograd::Node*> known;
+  for (const Edge& e : edges_)
+    if (e.is_valid()) known.insert(e.function.get());
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> todo;
+  for (const Edge& e : roots) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    torch::autograd::Node* node = todo.back();
+    todo.pop_back();
+    if (!node || !seen.insert(node).second || known.count(node)) continue;
+    if (dynamic_cast<torch::autograd::AccumulateGrad*>(node))
+      throw Unsupported("a tensor with requires_grad=True is made inside and outputs depend on it");
+    for (const Edge& e : node->next_edges()) todo.push_back(e.function.get());
+  }
+}
+
+void Tracer::differentiate() {
+  const size_t n = forward_.size();
+  joint_.forward_requires_grad.assign(n, false);
+  joint_.forward_freed.assign(n, false);
+  edge_list roots, targets;
+  std::vector<size_t> of;
+  for (size_t i = 0; i < n; ++i) {
+    const at::Tensor& t = forward_[i];
+    if (!t.requires_grad() || t.is_leaf()) continue;
+    joint_.forward_requires_grad[i] = true;
+    of.push_back(i);
+    roots.push_back(torch::autograd::impl::gradient_edge(t));
+  }
+  if (roots.empty()) return;
+  check_leaves(roots);
+  std::vector<int64_t> primals;
+  for (size_t i = 0; i < edges_.size(); ++i) {
+    const auto it = primal_index_.find(primals_[i].unsafeGetTensorImpl());
+    if (!edges_[i].is_valid() || it->second != static_cast<int64_t>(i)) continue;
+    primals.push_back(static_cast<int64_t>(i));
+    targets.push_back(edges_[i]);
+  }
+  variable_list tangents;
+  std::vector<size_t> tangent_inputs;
+  for (size_t i : of) {
+    graph::TensorMeta meta = aten::meta_of(forward_[i]);
+    meta.requires_grad = false;
+    meta.offset = 0;
+    if (!meta.is_non_overlapping_and_dense()) meta.strides = graph::contiguous_strides(meta.sizes);
+    at::Tensor inner = aten::make_fake(meta);
+    graph::Node* node = graph_->add_input("tangents_" + std::to_string(tangents.size() + 1), meta);
+    recorder_.bind(inner, node->out());
+    tangents.push_back(fn::to_functional_tensor(inner));
+    joint_.tangent_of.push_back(static_cast<int64_t>(i));
+  }
+  variable_list grads;
+  try {
+    recorder_.backward = true;
+    at::AutoGradMode no_grad(false);
+    grads = torch::autograd::Engine::get_base_engine().execute(roots, tangents, /*keep_graph=*/false,
+                                                               /*create_graph=*/false,
+                                                               /*accumulate_grad=*/false, targets);
+    recorder_.backward = false;
+  } catch (const c10::Error& e) {
+    recorder_.backward = false;
+    // A backward() inside the program has freed the graph: the outputs still require grad, and differentiating them
+    // fails.
+    if (std::string_view(e.what_without_backtrace()).find("backward through the graph a second time") ==
+        std::string_view::npos)
+      throw;
+    for (size_t i : of) joint_.forward_freed[i] = true;
+    joint_.tangent_of.clear();
+    return;
+  }
+  for (size_t k = 0; k < grads.size(); ++k) {
+    joint_.grad_of.push_back(primals[k]);
+    graph_->outputs().push_back(grads[k].defined() ? Arg(value_of(grads[k])) : Arg());
+  }
+}
+
+Joint Tracer::run(const Program& program) {
+  using c10::DispatchKey;
+  const bool grad_enabled = at::GradMode::is_enabled();
+  c10::InferenceMode no_inference(false);
+  at::AutoGradMode grad_mode(grad_enabled);
+  // Whoever records above autograd has nothing to see here.
+  c10::impl::ExcludeDispatchKeyGuard quiet(c10::DispatchKeySet(DispatchKey::TESTING_ONLY_GenericMode));
+  make_primals();
+  aten::FakeModeGuard fakes;
+  aten::FakeObserverGuard observe(&recorder_);
+  c10::impl::IncludeDispatchKeyGuard functional(c10::DispatchKeySet(DispatchKey::Functionalize));
+  fn::FunctionalizationReapplyViewsGuard views(true);
+  {
+    const std::vector<at::Tensor> outputs = program(primals_);
+    recorder_.stack = nullptr;
+    recorder_.module_path.clear();
+    find_mutations();
+    classify(outputs);
+  }
+  joint_.num_primals = primals_.size();
+  joint_.num_forward = forward_.size();
+  for (const Value& v : forward_values_) graph_->outputs().push_back(Arg(v));
+  differentiate();
+  if (joint_.tangent_of.empty())
+    while (graph_->inputs().size() > joint_.num_primals) graph_->erase_input(graph_->inputs().size() - 1);
+  joint_.graph = std::move(graph_);
+  return std::move(joint_);
+}
+
+}  // namespace
+
+void TraceState::note_origin(const graph::Node& node) {
+  if (!active) return;
+  active->recorder().stack = node.stack;
+  active->recorder().module_path = node.module_path;
+}
+bool TraceState::is_primal(const at::Tensor& t) { return active && active->is_primal(t); }
+at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {
+  KILN_CHECK(active, "a constant outside of a trace");
+  return fn::to_functional_tensor(active->recorder().constant(args, meta));
+}
+TraceState::BackwardScope::BackwardScope() {
+  if (active) before_ = std::exchange(active->recorder().backward, true);
+}
+TraceState::BackwardScope::~BackwardScope() {
+  if (active) active->recorder().backward = before_;
+}
+
+Joint trace_joint(const Program& program, const std::vector<at::Tensor>& examples) {
+  Tracer tracer(examples);
+  struct Activate {
+    explicit Activate(Tracer* t) : before(std::exchange(active, t)) {}
+    ~Activate() { active = before; }
+    Tracer* before;
+  } activate(&tracer);
+  return tracer.run(program);
+}
+
+}  // namespace kiln::joint

@@ -1,0 +1,39 @@
+#include "python/bindings/py_program.h"
+
+#include "base/error.h"
+
+namespace kiln::bindings {
+
+namespace {
+
+at::Tensor to_tensor(PyObject* o) {
+  if (o == Py_None) return {};
+  if (!THPVariable_Check(o)) throw UserError(std::string("a tensor or None is expected, not ") + Py_TYPE(o)->tp_name);
+  return THPVariable_Unpack(o);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> to_tensors(pybind11::handle value) {
+  if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr())) return {to_tensor(value.ptr())};
+  std::vector<at::Tensor> out;
+  for (pybind11::handle item : value) out.push_back(to_tensor(item.ptr()));
+  return out;
+}
+
+joint::Program python_program(pybind11::object fn) {
+  // The function may be dropped by a thread that has no GIL.
+  std::shared_ptr<pybind11::object> held(new pybind11::object(std::move(fn)), [](pybind11::object* o) {
+    pybind11::gil_scoped_acquire gil;
+    delete o;
+  });
+  return [held](const std::vector<at::Tensor>& inputs) {
+    pybind11::gil_scoped_acquire gil;
+    pybind11::tuple args(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i)
+      args[i] = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(inputs[i]));
+    return to_tensors((*held)(*args));
+  };
+}
+
+}  // namespace kiln::bindings

@@ -1,0 +1,99 @@
+#include "runtime/autograd_node.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "aten/convert.h"
+#include "aten/pch.h"
+#include "base/error.h"
+
+namespace kiln::runtime {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+namespace {
+
+/// `t` as the backward artifact expects it: zeros for an undefined gradient, the strides that it was compiled for.
+at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
+  if (!t.defined()) return aten::empty_of(m).zero_();
+  TORCH_CHECK(t.sizes() == c10::IntArrayRef(m.sizes), "a gradient of size ", t.sizes(), " for an output of size ",
+              c10::IntArrayRef(m.sizes));
+  if (t.strides() == c10::IntArrayRef(m.strides) && t.storage_offset() == 0 && !t.is_conj() && !t.is_neg()) return t;
+  at::Tensor copy = aten::empty_of(m);
+  copy.copy_(t);
+  return copy;
+}
+
+}  // namespace
+
+void CompiledBackward::release_variables() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  released_ = true;
+  for (SavedVariable& s : saved) s.reset_data();
+  inputs_.clear();
+}
+
+void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs) {
+  inputs_ = inputs;
+  versions_.reserve(inputs.size());
+  for (const at::Tensor& t : inputs) versions_.push_back(t.is_inference() ? 0 : t._version());
+}
+
+variable_list CompiledBackward::apply(variable_list&& grads) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+  bool any = false;
+  for (const at::Tensor& g : grads) any |= g.defined();
+  if (!any) return variable_list(parts_->grad_of.size());
+  if (at::GradMode::is_enabled()) return apply_differentiably(grads);
+
+  std::vector<at::Tensor> args;
+  args.reserve(saved.size() + grads.size());
+  const auto self = getptr();
+  for (const SavedVariable& s : saved) args.push_back(s.unpack(self));
+  if (!torch::autograd::get_current_graph_task_keep_graph()) {
+    // Nothing else will read them: let the artifact free each after its last use.
+    for (SavedVariable& s : saved) s.reset_data();
+    inputs_.clear();
+    released_ = true;
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    args.push_back(as_tangent(grads[i], parts_->tangent_metas[i]));
+    grads[i].reset();
+  }
+  return parts_->backward_artifact().run(std::move(args));
+}
+
+/// create_graph=True: the gradients' own graph is made by running the program again in eager and differentiating that.
+variable_list CompiledBackward::apply_differentiably(const variable_list& grads) {
+  TORCH_CHECK(
+      parts_->eager && !inputs_.empty(),
+      "this compiled function changes its inputs, draws random numbers or returns views of shared tensors, and cannot "
+      "be differentiated twice (create_graph=True): run it in eager");
+  for (size_t i = 0; i < inputs_.size(); ++i)
+    TORCH_CHECK(inputs_[i].is_inference() || inputs_[i]._version() == versions_[i],
+                "one of the variables needed for gradient computation has been modified by an inplace operation");
+  const variable_list outputs = parts_->eager(inputs_);
+  torch::autograd::edge_list roots, targets;
+  variable_list seeds;
+  for (size_t k = 0; k < grads.size(); ++k) {
+    if (!grads[k].defined()) continue;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (parts_->outputs[i].kind == joint::Output::Kind::Forward &&
+          parts_->outputs[i].index == parts_->tangent_of[k]) {
+        roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
+        seeds.push_back(grads[k]);
+        break;
+      }
+  }
+  for (int64_t i : parts_->grad_of)
+    targets.push_back(torch::autograd::impl::gradient_edge(inputs_[static_cast<size_t>(i)]));
+  return torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, /*create_graph=*/true,
+                                                               /*accumulate_grad=*/false, targets);
+}
+
+variable_list FreedBackward::apply(variable_list&&) { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); }
+
+}  // namespace kiln::runtime

@@ -1,0 +1,137 @@
+#include "runtime/compiled_function.h"
+
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "aten/pch.h"
+#include "base/error.h"
+#include "runtime/autograd_node.h"
+
+namespace kiln::runtime {
+
+using joint::Output;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::SavedVariable;
+
+namespace {
+
+at::Tensor view_of(const at::Tensor& base, const Output& out) {
+  const at::Tensor from = base.requires_grad() && !out.requires_grad ? base.detach() : base;
+  return from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
+}
+
+class Function : public CompiledFunction {
+ public:
+  explicit Function(std::shared_ptr<CompiledParts> parts) : parts_(std::move(parts)) {
+    for (const Output& o : parts_->outputs)
+      needs_inputs_ |= o.kind == Output::Kind::Input || o.kind == Output::Kind::InputView;
+    needs_inputs_ |= parts_->trains() || !parts_->mutations.empty();
+    for (bool freed : parts_->forward_freed) any_freed_ |= freed;
+    // Outputs that are the artifact's own, in order: nothing to build.
+    plain_ = parts_->outputs.size() == parts_->num_forward && !any_freed_;
+    for (size_t i = 0; i < parts_->outputs.size(); ++i) {
+      const Output& o = parts_->outputs[i];
+      plain_ &= o.kind == Output::Kind::Forward && o.index == static_cast<int64_t>(i) && !o.leaf;
+    }
+  }
+
+  std::vector<at::Tensor> call(std::vector<at::Tensor> inputs) override {
+    const CompiledParts& p = *parts_;
+    KILN_CHECK(inputs.size() == p.num_primals, "a compiled function got another number of inputs");
+    std::vector<at::Tensor> kept;
+    if (needs_inputs_) kept = inputs;
+    std::vector<at::Tensor> results;
+    {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      results = p.forward->run(std::move(inputs));
+    }
+    KILN_CHECK(results.size() >= p.num_forward, "an artifact returned too few outputs");
+    if (p.trains()) attach(kept, results);
+    if (any_freed_) attach_freed(results);
+    for (const joint::VisibleMutation& m : p.mutations)
+      kept[static_cast<size_t>(m.input)].copy_(results[static_cast<size_t>(m.forward)]);
+    if (plain_) {
+      results.resize(p.num_forward);
+      return results;
+    }
+    return build(kept, results);
+  }
+
+  std::string describe() const override {
+    std::string text = parts_->forward->describe();
+    if (parts_->trains()) text += "\n" + parts_->backward_artifact().describe();
+    return text;
+  }
+
+ private:
+  /// Gives the outputs a grad_fn that holds what the backward needs.
+  void attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
+    const CompiledParts& p = *parts_;
+    auto node = c10::make_intrusive<CompiledBackward>(parts_);
+    edge_list edges;
+    edges.reserve(p.grad_of.size());
+    for (int64_t i : p.grad_of) {
+      const at::Tensor& t = inputs[static_cast<size_t>(i)];
+      edges.push_back(t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge());
+    }
+    node->set_next_edges(std::move(edges));
+    for (int64_t i : p.tangent_of) torch::autograd::set_history(results[static_cast<size_t>(i)], node);
+    node->saved.reserve(p.saved.size());
+    for (const joint::Parts::Saved& s : p.saved) {
+      const size_t i = static_cast<size_t>(s.index);
+      if (s.primal)
+        node->saved.emplace_back(inputs[i], /*is_output=*/false);
+      else
+        node->saved.emplace_back(results[i], /*is_output=*/i < p.num_forward && p.forward_requires_grad[i]);
+    }
+    if (p.eager) node->keep_inputs(inputs);
+  }
+
+  void attach_freed(const std::vector<at::Tensor>& results) const {
+    for (size_t i = 0; i < parts_->num_forward; ++i)
+      if (parts_->forward_freed[i]) torch::autograd::set_history(results[i], c10::make_intrusive<FreedBackward>());
+  }
+
+  std::vector<at::Tensor> build(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
+    std::vector<at::Tensor> out;
+    out.reserve(parts_->outputs.size());
+    for (const Output& o : parts_->outputs) {
+      const size_t i = static_cast<size_t>(o.index);
+      switch (o.kind) {
+        case Output::Kind::None:
+          out.emplace_back();
+          break;
+        case Output::Kind::Forward:
+          out.push_back(results[i]);
+          if (o.leaf) out.back().set_requires_grad(true);
+          break;
+        case Output::Kind::Input:
+          out.push_back(inputs[i]);
+          break;
+        case Output::Kind::InputView:
+          out.push_back(view_of(inputs[i], o));
+          break;
+        case Output::Kind::View:
+          out.push_back(view_of(results[i], o));
+          break;
+        case Output::Kind::Same:
+          out.push_back(out[i]);
+          break;
+      }
+    }
+    return out;
+  }
+
+  std::shared_ptr<CompiledParts> parts_;
+  bool needs_inputs_ = false;
+  bool any_freed_ = false;
+  bool plain_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<CompiledFunction> make_compiled_function(std::shared_ptr<CompiledParts> parts) {
+  return std::make_shared<Function>(std::move(parts));
+}
+
+}  // namespace kiln::runtime
