@@ -11,6 +11,7 @@
 #include "base/timer.h"
 #include "compiler/build_plan.h"
 #include "decompose/decompose.h"
+#include "graph/passes/passes.h"
 #include "runtime/aten_artifact.h"
 #include "runtime/library_steps.h"
 
@@ -38,6 +39,9 @@ std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original, bool i
 
   // ATen ops -> primitives. Needs a functional graph with metas; leaves one.
   run_pass("decompose", hooks, [&] { return decompose::decompose(*g); });
+
+  // Decompositions leave equal calls and constants behind (each norm's gradient normalizes again).
+  graph::clean_up(*g);
 
   // Primitives -> loop nests, one per value that is kept, and library calls. Pointwise producers and views are inlined.
   lower::Lowered lowered;
