@@ -12,6 +12,7 @@ namespace pb = pybind11;
 
 namespace kiln::bindings {
 __attribute__((weak)) kiln::py::Ref to_fx(const graph::Graph& g, const std::vector<kiln::py::Ref>& targets);
+__attribute__((weak)) kiln::py::Ref aten_to_fx(const graph::Graph& g);
 namespace {
 
 /// Runs `f` and hands its C++ exceptions to Python.
@@ -64,7 +65,7 @@ pb::dict record_dict(const frame::Record& r) {
 }  // namespace
 
 KILN_BINDINGS(compile) {
-  frame::set_to_fx(&to_fx);
+  frame::set_to_fx(&to_fx, &aten_to_fx);
   m.attr("CompiledCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::compiled_type()));
   m.attr("ModeCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::mode_type()));
   m.def(

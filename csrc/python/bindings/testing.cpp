@@ -1,4 +1,6 @@
 // Parts of the frame layer, one by one, for tests: guard trees without capture, continuations at every instruction.
+#include <chrono>
+
 #include "aten/convert.h"
 #include "base/error.h"
 #include "python/bindings/bindings.h"
@@ -111,6 +113,15 @@ struct Tree {
     pb::list list;
     for (PyObject* v : values) list.append(pb::reinterpret_borrow<pb::object>(v));
     return list;
+  }
+  double time(const std::vector<pb::object>& locals, int64_t count) {
+    std::vector<PyObject*> array, values(tree.num_wanted());
+    guards::Owned owned;
+    const guards::Call c = call(locals, array);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < count; ++i)
+      if (!tree.check(c, values.data(), owned)) throw UserError("a guard fails");
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / static_cast<double>(count);
   }
   std::string failure(const std::vector<pb::object>& locals) {
     std::vector<PyObject*> array;
@@ -231,6 +242,7 @@ KILN_BINDINGS(testing) {
            }),
            pb::arg("guards"), pb::arg("wanted") = pb::list())
       .def("check", &Tree::check, "The wanted objects, or None if a guard fails.")
+      .def("time", &Tree::time, pb::arg("locals"), pb::arg("count") = 1000, "Mean seconds of one check.")
       .def("failure", &Tree::failure, "Text of the first guard that fails, or ''.")
       .def("texts",
            [](const Tree& tree) {

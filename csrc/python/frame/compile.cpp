@@ -29,6 +29,7 @@ using capture::Exit;
 namespace {
 
 ToFx to_fx = nullptr;
+AtenToFx aten_to_fx = nullptr;
 
 std::string utf8(PyObject* o) {
   const char* s = PyUnicode_AsUTF8(o);
@@ -90,11 +91,11 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     entry.graph = compiler::compile_traced(*result.traced, examples);
     return;
   }
-  KILN_CHECK(to_fx && result.torch_level, "there is no torch-level graph for the backend");
+  KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
   py::Ref module, examples;
   {
     StageTimer timer("fx");
-    module = to_fx(*result.torch_level, result.torch_targets);
+    module = result.torch_level ? to_fx(*result.torch_level, result.torch_targets) : aten_to_fx(*result.traced);
     examples = py::check(PyList_New(0));
     for (const py::Ref& o : result.example_inputs)
       if (PyList_Append(examples.get(), o.get()) < 0) throw py::PythonError{};
@@ -209,7 +210,10 @@ std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& 
 
 }  // namespace
 
-void set_to_fx(ToFx f) { to_fx = f; }
+void set_to_fx(ToFx f, AtenToFx g) {
+  to_fx = f;
+  aten_to_fx = g;
+}
 
 std::string place_of(PyCodeObject* code) {
   return utf8(code->co_qualname) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";

@@ -7,9 +7,11 @@ struct _PyInterpreterFrame;
 
 namespace kiln::frame {
 
-/// Makes a torch.fx.GraphModule of a torch-level graph, for Python backends; set by the bindings.
+/// Make a torch.fx.GraphModule of a torch-level graph, or of a traced one where there is none, for Python backends; set by
+/// the bindings.
 using ToFx = py::Ref (*)(const graph::Graph& graph, const std::vector<py::Ref>& targets);
-void set_to_fx(ToFx to_fx);
+using AtenToFx = py::Ref (*)(const graph::Graph& graph);
+void set_to_fx(ToFx to_fx, AtenToFx aten_to_fx);
 
 /// Captures `frame`, compiles what was captured and adds an entry to `cache`. Null if the frame is to run in eager; why
 /// was said then, once. Throws py::PythonError for what the user must see: a graph break under fullgraph, a backend's

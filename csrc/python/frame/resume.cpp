@@ -351,13 +351,17 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
   Continuation result;
   std::vector<bool> bound(static_cast<size_t>(slots), false);
   std::vector<int> stores, deletes;
+  const std::vector<std::vector<bool>> root_live = bytecode::live_slots(root, slots);
+  const bool all_live = inspects_locals(original);
   for (int i = 0; i < slots; ++i) {
     const auto& r = i < static_cast<int>(exit.locals.size()) ? exit.locals[i] : nullptr;
-    bound[i] = !is_null(r);
-    if (!bound[i]) {
+    if (is_null(r)) {
       if (i < args) deletes.push_back(i);
       continue;
     }
+    // What nothing will read is not worth computing.
+    if (!all_live && !b.is_cell(i) && !root_live[first][i]) continue;
+    bound[i] = true;
     const bool unchanged = i < args && r->kind == Recipe::Kind::Source &&
                            r->source->kind == guards::Source::Kind::Local && r->source->index == i;
     if (unchanged) continue;
@@ -413,7 +417,6 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
 
   // --- at each instruction that may follow: ask for its resume function ---------------------------------------------
   const std::vector<std::vector<bool>> live = bytecode::live_slots(*original_body, original_slots);
-  const bool all_live = inspects_locals(original);
   int largest_call = 0;
   const auto leave_to = [&](int index, bool jump) {
     if (returns_at_once(root, index)) {
