@@ -4,8 +4,9 @@ import weakref
 
 import pytest
 import torch
-from kiln import _C
 from torch import nn
+
+from kiln import _C
 
 Tree = _C.testing.GuardTree
 

@@ -7,6 +7,7 @@
 #include "python/frame/bind.h"
 #include "python/frame/errors.h"
 #include "python/frame/hook.h"
+#include "python/frame/module_call.h"
 #include "python/frame/skip.h"
 #include "python/pch.h"
 
@@ -17,6 +18,9 @@ struct Impl {
   ConfigPtr config;
   /// Bound methods have entries of their own: the object is nearly always part of what is guarded.
   std::unique_ptr<CodeCache> own;
+  /// Modules: entries of `forward`, which is compiled in place of the call's own code while there are no hooks.
+  std::unique_ptr<ModuleCall> module_call;
+  CodeCache forward_cache;
 };
 
 struct CompiledObject {
@@ -38,8 +42,15 @@ PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf
     return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);
   try {
     auto* function = reinterpret_cast<PyFunctionObject*>(c->function);
+    CodeCache* cache = c->impl->own.get();
+    if (c->impl->module_call) {
+      if (PyFunctionObject* forward = c->impl->module_call->forward(function, c->self)) {
+        function = forward;
+        cache = &c->impl->forward_cache;
+      }
+    }
     auto* code = reinterpret_cast<PyCodeObject*>(function->func_code);
-    Target target{function, code, c->impl->own.get(), c->impl->config, true};
+    Target target{function, code, cache, c->impl->config, true};
     if (!target.cache) {
       CodeInfo* info = code_info(code);
       if (!info) throw py::PythonError{};
@@ -57,7 +68,16 @@ PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf
     if (EntryPtr entry = find_entry(*target.cache, call, values, owned))
       return run_entry(std::move(target), std::move(entry), call, values, owned);
     if (m.run_only) return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);
-    return compile_and_run(target, [&] { return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames); });
+    return compile_and_run(target, [&] {
+      if (target.function == reinterpret_cast<PyFunctionObject*>(c->function))
+        return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);
+      // The module's forward in place of its call.
+      const Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+      std::vector<PyObject*> all{c->self};
+      all.insert(all.end(), args, args + n + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0));
+      return PyObject_Vectorcall(reinterpret_cast<PyObject*>(target.function), all.data(), static_cast<size_t>(n + 1),
+                                 kwnames);
+    });
   } catch (...) {
     set_python_error(std::current_exception());
     return nullptr;
@@ -100,6 +120,7 @@ PyObject* entries_of(PyObject* o, void*) {
   auto* code = reinterpret_cast<PyCodeObject*>(reinterpret_cast<PyFunctionObject*>(c->function)->func_code);
   CodeInfo* info = code_info(code);
   const CodeCache* cache = c->impl->own ? c->impl->own.get() : info ? &info->cache(c->impl->config) : nullptr;
+  if (!c->impl->forward_cache.entries.empty()) cache = &c->impl->forward_cache;
   PyObject* list = PyList_New(0);
   if (!list || !cache) return list;
   for (const EntryPtr& e : cache->entries) {
@@ -169,6 +190,8 @@ py::Ref make_compiled(PyObject* target, ConfigPtr config) {
   c->impl = new Impl;
   c->impl->config = std::move(config);
   if (self) c->impl->own = std::make_unique<CodeCache>();
+  if (ModuleCall::applies(reinterpret_cast<PyFunctionObject*>(function), self))
+    c->impl->module_call = std::make_unique<ModuleCall>();
   // What functools.wraps copies.
   for (const char* name : {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__"}) {
     py::Ref value = py::Ref::steal(PyObject_GetAttrString(target, name));

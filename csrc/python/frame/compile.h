@@ -7,8 +7,8 @@ struct _PyInterpreterFrame;
 
 namespace kiln::frame {
 
-/// Make a torch.fx.GraphModule of a torch-level graph, or of a traced one where there is none, for Python backends; set by
-/// the bindings.
+/// Make a torch.fx.GraphModule of a torch-level graph, or of a traced one where there is none, for Python backends; set
+/// by the bindings.
 using ToFx = py::Ref (*)(const graph::Graph& graph, const std::vector<py::Ref>& targets);
 using AtenToFx = py::Ref (*)(const graph::Graph& graph);
 void set_to_fx(ToFx to_fx, AtenToFx aten_to_fx);

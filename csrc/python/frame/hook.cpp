@@ -119,8 +119,8 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
       pending().target = nullptr;
       return run_frame(tstate, frame, *wanted);
     }
-    if (throw_flag || !starts_here(frame) || (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) ||
-        should_skip(frame))
+    if (throw_flag || !starts_here(frame) || !(code->co_flags & CO_OPTIMIZED) ||
+        (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) || should_skip(frame))
       return run_plainly(tstate, frame, throw_flag);
     CodeInfo* info = code_info(code);
     if (!info) return run_plainly(tstate, frame, throw_flag);
