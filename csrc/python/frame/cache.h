@@ -21,6 +21,9 @@ struct Entry {
   size_t num_inputs = 0, num_outputs = 0;            // of the graph
   std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
   py::Ref python_graph;                              // a Python backend's callable
+  /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises at
+  /// the right place with the right effects before it.
+  bool repeatable = false;
   std::unique_ptr<LeaveProgram> leave;
 
   // Exit: if null, the result is leave's only one. Otherwise leave's results are the tuple that `continuation` takes

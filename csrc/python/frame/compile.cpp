@@ -81,6 +81,21 @@ void drop_unused_outputs(CaptureResult& result, LeaveProgram& leave) {
   leave.renumber_outputs(map);
 }
 
+/// No op of the graph writes into an input, draws random numbers or runs autograd.
+bool leaves_no_trace(const graph::Graph& g) {
+  for (const auto& n : g.nodes()) {
+    if (n->kind != graph::NodeKind::Call) continue;
+    const std::string& name = n->op.name();
+    if (!name.starts_with("aten::")) return false;
+    const std::string base = name.substr(0, name.find('.'));
+    if (base.back() == '_' && !base.ends_with("__")) return false;
+    if (name.ends_with(".out") || name.ends_with("_out")) return false;
+    for (const char* random : {"rand", "dropout", "bernoulli", "normal", "multinomial", "batch_norm"})
+      if (base.find(random) != std::string::npos) return false;
+  }
+  return true;
+}
+
 void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
   if (!result.traced) return;
   if (!config.backend) {
@@ -189,6 +204,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   entry->leave = std::move(leave);
   entry->continuation = continuation.code;
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
+  if (result.traced) entry->repeatable = leaves_no_trace(*result.traced);
   compile_graph(result, config, *entry);
   check_signals();
   tell(code, result, *entry, breaks ? &continuation : nullptr, graph_text);

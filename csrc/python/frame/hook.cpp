@@ -1,6 +1,7 @@
 #include "python/frame/hook.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
@@ -41,6 +42,46 @@ py::Ref function_for(const Target& t, PyObject* code) {
   return f;
 }
 
+/// A graph raised that leaves no trace: the frame is to be run as it is.
+struct RunAgain {};
+
+/// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it.
+PyObject* call_plainly(const Target& t, const guards::Call& call) {
+  const py::Ref function = function_for(t, reinterpret_cast<PyObject*>(t.code));
+  PyCodeObject* code = t.code;
+  std::vector<PyObject*> args(call.locals, call.locals + code->co_argcount);
+  const int named = code->co_argcount + code->co_kwonlyargcount;
+  py::Ref kwnames;
+  std::vector<PyObject*> names, values;
+  for (int i = code->co_argcount; i < named; ++i) {
+    names.push_back(PyTuple_GET_ITEM(code->co_localsplusnames, i));
+    values.push_back(call.locals[i]);
+  }
+  int next = named;
+  if (code->co_flags & CO_VARARGS) {
+    PyObject* rest = call.locals[next++];
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rest); ++i) args.push_back(PyTuple_GET_ITEM(rest, i));
+  }
+  if (code->co_flags & CO_VARKEYWORDS) {
+    Py_ssize_t at = 0;
+    PyObject *k, *v;
+    while (PyDict_Next(call.locals[next], &at, &k, &v)) {
+      names.push_back(k);
+      values.push_back(v);
+    }
+  }
+  const size_t count = args.size();
+  args.insert(args.end(), values.begin(), values.end());
+  if (!names.empty()) {
+    kwnames = py::check(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
+    for (size_t i = 0; i < names.size(); ++i)
+      PyTuple_SET_ITEM(kwnames.get(), static_cast<Py_ssize_t>(i), Py_NewRef(names[i]));
+  }
+  Mode& m = mode();
+  Scoped<int> off(m.disabled, m.disabled + 1);
+  return PyObject_Vectorcall(function.get(), args.data(), count, kwnames.get());
+}
+
 /// The graph's outputs for the inputs `values`.
 GraphOutputs run_graph(Entry& entry, PyObject* const* values) {
   GraphOutputs out;
@@ -48,8 +89,14 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(THPVariable_Unpack(values[i]));
-    pybind11::gil_scoped_release no_gil;
-    out.tensors = entry.graph->call(std::move(inputs));
+    try {
+      pybind11::gil_scoped_release no_gil;
+      out.tensors = entry.graph->call(std::move(inputs));
+    } catch (const std::exception& e) {
+      if (!entry.repeatable) throw;
+      log_artifact(Topic::fallback, "a graph raised and is run again in eager", e.what());
+      throw RunAgain{};
+    }
   } else if (entry.python_graph) {
     out.python = true;
     // The backend's own Python code is not to be compiled.
@@ -171,13 +218,17 @@ EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyOb
 PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_call, std::vector<PyObject*>& values,
                     guards::Owned& owned) {
   if (!entry->continuation) {
-    if (entry->leave->single_output() >= 0) {
-      const GraphOutputs outputs = run_graph(*entry, values.data());
-      return outputs.object(static_cast<size_t>(entry->leave->single_output())).release();
+    try {
+      if (entry->leave->single_output() >= 0) {
+        const GraphOutputs outputs = run_graph(*entry, values.data());
+        return outputs.object(static_cast<size_t>(entry->leave->single_output())).release();
+      }
+      std::vector<py::Ref> results = run_region(*entry, values.data(), owned);
+      KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
+      return results[0].release();
+    } catch (const RunAgain&) {
+      return call_plainly(target, first_call);
     }
-    std::vector<py::Ref> results = run_region(*entry, values.data(), owned);
-    KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
-    return results[0].release();
   }
   // The frame goes on in plain code, whose calls are compiled in their own right.
   HookScope hook;
@@ -186,7 +237,12 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
   ResumeCall resume;              // holds the arguments and code of the resume function that runs
   std::vector<PyObject*> locals;  // its arguments, borrowed
   for (;;) {
-    std::vector<py::Ref> results = run_region(*entry, values.data(), owned);
+    std::vector<py::Ref> results;
+    try {
+      results = run_region(*entry, values.data(), owned);
+    } catch (const RunAgain&) {
+      return call_plainly(target, call);
+    }
     if (!entry->continuation) {
       KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
       return results[0].release();
