@@ -30,8 +30,13 @@ TensorFacts tensor_facts(const Guard& guard) {
   f.dim = static_cast<int16_t>(guard.meta.sizes.size());
   f.requires_grad = guard.meta.requires_grad;
   f.is_leaf = guard.is_leaf;
-  f.sizes_strides = guard.meta.sizes;
-  f.sizes_strides.insert(f.sizes_strides.end(), guard.meta.strides.begin(), guard.meta.strides.end());
+  std::vector<int64_t> all = guard.meta.sizes;
+  all.insert(all.end(), guard.meta.strides.begin(), guard.meta.strides.end());
+  f.has_strides = guard.meta.strides.size() == guard.meta.sizes.size();
+  if (f.dim <= 4)
+    std::copy(all.begin(), all.end(), f.few.begin());
+  else
+    f.many = std::move(all);
   return f;
 }
 
@@ -48,9 +53,9 @@ bool check_tensor(PyObject* o, const TensorFacts& f) {
   }
   const size_t bytes = static_cast<size_t>(f.dim) * sizeof(int64_t);
   if (f.dim) {
-    if (std::memcmp(impl->sizes().data(), f.sizes_strides.data(), bytes) != 0) return false;
-    if (f.sizes_strides.size() > static_cast<size_t>(f.dim) && impl->layout() == at::kStrided &&
-        std::memcmp(impl->strides().data(), f.sizes_strides.data() + f.dim, bytes) != 0)
+    if (std::memcmp(impl->sizes().data(), f.sizes_strides(), bytes) != 0) return false;
+    if (f.has_strides && impl->layout() == at::kStrided &&
+        std::memcmp(impl->strides().data(), f.sizes_strides() + f.dim, bytes) != 0)
       return false;
   }
   if (impl->requires_grad() != f.requires_grad) return false;
@@ -70,12 +75,13 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   if (impl->has_symbolic_sizes_strides()) return "its sizes are symbolic";
   if (impl->dim() != f.dim) return differ("rank", std::to_string(f.dim), std::to_string(impl->dim()));
   for (int64_t i = 0; i < f.dim; ++i)
-    if (impl->sizes()[i] != f.sizes_strides[i])
-      return differ("size " + std::to_string(i), std::to_string(f.sizes_strides[i]), std::to_string(impl->sizes()[i]));
-  if (impl->layout() == at::kStrided && f.sizes_strides.size() > static_cast<size_t>(f.dim))
+    if (impl->sizes()[i] != f.sizes_strides()[i])
+      return differ("size " + std::to_string(i), std::to_string(f.sizes_strides()[i]),
+                    std::to_string(impl->sizes()[i]));
+  if (impl->layout() == at::kStrided && f.has_strides)
     for (int64_t i = 0; i < f.dim; ++i)
-      if (impl->strides()[i] != f.sizes_strides[f.dim + i])
-        return differ("stride " + std::to_string(i), std::to_string(f.sizes_strides[f.dim + i]),
+      if (impl->strides()[i] != f.sizes_strides()[f.dim + i])
+        return differ("stride " + std::to_string(i), std::to_string(f.sizes_strides()[f.dim + i]),
                       std::to_string(impl->strides()[i]));
   if (f.device_type >= 0 &&
       (static_cast<int16_t>(impl->device().type()) != f.device_type || impl->device().index() != f.device_index))

@@ -1,6 +1,9 @@
 #pragma once
 #include <Python.h>
 
+#include <array>
+#include <vector>
+
 #include "python/guards/guard.h"
 
 namespace kiln::guards {
@@ -15,7 +18,10 @@ struct TensorFacts {
   int16_t dim = 0;
   bool requires_grad = false;
   bool is_leaf = true;
-  std::vector<int64_t> sizes_strides;
+  bool has_strides = false;
+  std::array<int64_t, 8> few = {};  // up to four dimensions
+  std::vector<int64_t> many;
+  const int64_t* sizes_strides() const { return dim <= 4 ? few.data() : many.data(); }
 };
 /// From a guard of kind Tensor.
 TensorFacts tensor_facts(const Guard& guard);

@@ -13,10 +13,9 @@ bool is_heap(PyTypeObject* t) { return (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
 
 GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
   const auto value_of = [&](const Operand& o) { return o.slot >= 0 ? slots_[o.slot] : o.object; };
-  const size_t n = fast_.size();
-  for (size_t i = 0; i < n; ++i) {
-    const Fast& f = fast_[i];
-    failed_fast_ = static_cast<int>(i);
+  const Word* word = words_.data();
+  failed_ = {-1, false};
+  for (const Fast& f : fast_) {
     switch (f.op) {
       case FastOp::GlobalState:
         if (pack_global_state() != f.number) return Outcome::Fails;
@@ -27,18 +26,25 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
       case FastOp::Fetch: {
         PyObject* value = fetch(nodes_[f.node], value_of(f.operand), value_of(f.other), call, owned);
         if (!value) return Outcome::Fails;
-        if (f.pin && value != f.expected) return Outcome::Unknown;
+        if (f.pin && value != f.expected) {
+          failed_ = {f.node, true};
+          return Outcome::Unknown;
+        }
         if (f.out >= 0) slots_[f.out] = value;
         break;
       }
       case FastOp::TypeIs:
-        if (reinterpret_cast<PyObject*>(Py_TYPE(value_of(f.operand))) != f.expected) return Outcome::Unknown;
+        if (reinterpret_cast<PyObject*>(Py_TYPE(value_of(f.operand))) != f.expected) {
+          failed_ = {f.node, true};
+          return Outcome::Unknown;
+        }
         break;
-      case FastOp::DictPointer:
-        if (*f.where != f.expected) return Outcome::Unknown;
-        break;
-      case FastOp::Stamp:
-        if (py311::dict_version(f.expected) != f.number) return Outcome::Unknown;
+      case FastOp::Words:
+        for (const Word* end = word + f.out; word != end; ++word) {
+          if (*word->address == word->expected) continue;
+          failed_ = word_nodes_[static_cast<size_t>(word - words_.data())];
+          return Outcome::Unknown;
+        }
         break;
       case FastOp::Tensor:
         if (!check_tensor(value_of(f.operand), facts_[f.guard])) return Outcome::Fails;
@@ -54,7 +60,11 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
 void GuardTree::make_fast() {
   fast_.clear();
   delivered_.clear();
-  failed_fast_ = -1;
+  words_.clear();
+  word_nodes_.clear();
+  failed_ = {-1, false};
+  std::vector<Fast> types;  // versions of the types, few
+  std::vector<Fast> last;   // checks of pinned tensors: nothing rests on them
 
   // How a node's value is known to the fast program. `pinned`: it is `object`; `strong`: even the very same live object
   // with the same immutable content as now, not merely one at the same address.
@@ -72,10 +82,21 @@ void GuardTree::make_fast() {
     fast_.back().node = node;
     return fast_.back();
   };
+  /// One more word to compare; words in a row are one step.
+  const auto add_word = [&](const void* address, uint64_t expected, int node, bool pin) {
+    if (fast_.empty() || fast_.back().op != FastOp::Words) add(FastOp::Words, -1).out = 0;
+    ++fast_.back().out;
+    words_.push_back({static_cast<const uint64_t*>(address), expected});
+    word_nodes_.push_back({node, pin});
+  };
   const auto check_type = [&](int id, PyTypeObject* type) {
     if (known[id].type_checked) return;
     known[id].type_checked = true;
     if (known[id].strong && !is_heap(type)) return;
+    if (known[id].pinned) {
+      add_word(&known[id].operand.object->ob_type, reinterpret_cast<uintptr_t>(type), id, true);
+      return;
+    }
     Fast& f = add(FastOp::TypeIs, id);
     f.operand = known[id].operand;
     f.expected = reinterpret_cast<PyObject*>(type);
@@ -88,9 +109,7 @@ void GuardTree::make_fast() {
     if (!PyDict_Check(dict)) return false;
     if (!stamped.insert(dict).second) return true;
     check_type(id, Py_TYPE(dict));
-    Fast& f = add(FastOp::Stamp, id);
-    f.expected = dict;
-    f.number = py311::dict_version(dict);
+    add_word(&reinterpret_cast<PyDictObject*>(dict)->ma_version_tag, py311::dict_version(dict), id, false);
     return true;
   };
 
@@ -124,10 +143,7 @@ void GuardTree::make_fast() {
       case Source::Kind::InstanceDict:
         if (base->pinned && !n.moves) {
           check_type(n.parent, Py_TYPE(base->operand.object));
-          Fast& f = add(FastOp::DictPointer, id);
-          f.where = _PyObject_GetDictPtr(base->operand.object);
-          f.expected = value;
-          f.pin = true;
+          add_word(_PyObject_GetDictPtr(base->operand.object), reinterpret_cast<uintptr_t>(value), id, true);
           pin(false);
           k.type_checked = true;  // an instance's __dict__ is a dict
         }
@@ -163,9 +179,11 @@ void GuardTree::make_fast() {
         case Guard::Kind::Type:
           check_type(id, reinterpret_cast<PyTypeObject*>(guard.object.get()));
           if (versions_[g] && versioned.insert(guard.object.get()).second) {
-            Fast& f = add(FastOp::TypeVersion, -1);
+            Fast f;
+            f.op = FastOp::TypeVersion;
             f.expected = guard.object.get();
             f.number = versions_[g];
+            types.push_back(f);
           }
           continue;
         case Guard::Kind::Is:
@@ -185,11 +203,15 @@ void GuardTree::make_fast() {
         default:
           break;
       }
-      Fast& f = add(guard.kind == Guard::Kind::Tensor ? FastOp::Tensor : FastOp::Holds, -1);
+      Fast f;
+      f.op = guard.kind == Guard::Kind::Tensor ? FastOp::Tensor : FastOp::Holds;
       f.guard = g;
       f.operand = k.operand;
+      (f.op == FastOp::Tensor && k.pinned ? last : fast_).push_back(f);
     }
   }
+  fast_.insert(fast_.end(), types.begin(), types.end());
+  fast_.insert(fast_.end(), last.begin(), last.end());
   for (int g : binary_) {
     const Known& a = known[ends_[g].first];
     const Known& b = known[ends_[g].second];

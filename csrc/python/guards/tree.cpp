@@ -285,12 +285,11 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   int guard, node;
   if (!run_slow(call, owned, &guard, &node)) return false;
   for (size_t i = 0; i < wanted_.size(); ++i) values[i] = values_[wanted_[i]];
-  if (has_fast_ && failed_fast_ >= 0 && fast_[failed_fast_].node >= 0) {
+  if (has_fast_ && failed_.node >= 0) {
     // What moved more than twice while the guards still held is not worth assuming.
-    Node& n = nodes_[fast_[failed_fast_].node];
-    const bool pinned = fast_[failed_fast_].pin;
-    int& misses = pinned ? n.misses : n.stamp_misses;
-    if (++misses > 2) (pinned ? n.moves : n.stamp_moves) = true;
+    Node& n = nodes_[failed_.node];
+    int& misses = failed_.pin ? n.misses : n.stamp_misses;
+    if (++misses > 2) (failed_.pin ? n.moves : n.stamp_moves) = true;
   }
   make_fast();
   return true;

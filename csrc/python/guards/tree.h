@@ -45,7 +45,7 @@ class GuardTree {
   size_t num_wanted() const { return wanted_.size(); }
   /// How often the slow program ran and how many steps the fast one has; for tests.
   int64_t slow_runs() const { return slow_runs_; }
-  size_t fast_size() const { return fast_.size(); }
+  size_t fast_size() const { return fast_.size() + words_.size(); }
 
  private:
   struct Node {
@@ -73,8 +73,7 @@ class GuardTree {
     TypeVersion,  // version of the type `expected` is `number`
     Fetch,        // read `node` from operand and key (other) into slot `out`; with `pin` it must be `expected`
     TypeIs,       // type of operand is `expected`
-    DictPointer,  // *where == expected: the instance still has this __dict__
-    Stamp,        // version of dict `expected` is `number`
+    Words,        // the next `out` of words_
     Tensor,       // tensor facts of guard `guard`
     Holds,        // guard `guard`, any kind
   };
@@ -86,8 +85,16 @@ class GuardTree {
     int node = -1;  // whose assumption it is, for counting misses
     Operand operand, other;
     PyObject* expected = nullptr;
-    PyObject** where = nullptr;
     uint64_t number = 0;
+  };
+  /// Most steps compare one word of memory: a dict's stamp, an instance's __dict__ pointer, an object's type.
+  struct Word {
+    const uint64_t* address;
+    uint64_t expected;
+  };
+  struct WordNode {
+    int node;
+    bool pin;
   };
 
   int add_source(const SourcePtr& source);
@@ -114,8 +121,10 @@ class GuardTree {
   std::vector<PyObject*> slots_;   // scratch of the fast program
   std::vector<Fast> fast_;
   std::vector<Operand> delivered_;  // where the fast program's wanted values are
+  std::vector<Word> words_;
+  std::vector<WordNode> word_nodes_;
   bool has_fast_ = false;
-  int failed_fast_ = -1;  // step of the fast program that failed last
+  WordNode failed_ = {-1, false};  // the assumption that failed last
   int64_t slow_runs_ = 0;
 };
 
