@@ -9,7 +9,7 @@ export PYTHONPATH := $(CURDIR)/python
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CCACHE_BASEDIR ?= $(CURDIR)
 
-CXX_FILES = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.def' 'include/*.h' 'tests/unit/*.cpp' 'tests/unit/*.h' 'examples/*.cpp')
+CXX_FILES = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.h' 'include/*.h' 'tests/unit/*.cpp' 'tests/unit/*.h' 'examples/*.cpp')
 PYTHON_DIRS = python tests examples benchmarks tools
 
 .PHONY: help setup build build-pure cpp-tests asan-tests py-tests test demo bench wheel docs format lint clean

@@ -1,0 +1,34 @@
+"""kiln behind PyTorch's own front end: torch.compile(f, backend="kiln")."""
+
+import importlib
+import tomllib
+from pathlib import Path
+
+import torch
+
+from kiln.testing import assert_same
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def entry_point():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["torch_dynamo_backends"]["kiln"].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_training_under_torch_compile():
+    def f(x, w):
+        return torch.tanh(x @ w).sum(), x * 2
+
+    x, w = torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 1, 8).reshape(4, 2)
+
+    def run(function):
+        a, b = x.clone().requires_grad_(True), w.clone().requires_grad_(True)
+        loss, other = function(a, b)
+        loss.backward()
+        return loss, other, a.grad, b.grad
+
+    compiled = torch.compile(f, backend=entry_point())
+    assert_same(run(f), run(compiled))
+    assert_same(run(f), run(compiled))
