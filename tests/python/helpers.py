@@ -59,6 +59,7 @@ def check(function, *args, calls=2, grad=True, rtol=None, atol=None, seed=0, com
         ea, ka = clone(eager_args), clone(kiln_args)
         expected = outcome(function, ea, {}, seed + call)
         actual = outcome(compiled, ka, {}, seed + call)
+        assert expected[0][0] == actual[0][0], f"call {call}: eager {brief(expected[0])}, compiled {brief(actual[0])}"
         found = difference(expected[0], actual[0], rtol, atol, f"call {call}: result")
         assert found is None, found
         found = difference(expected[1], actual[1], rtol, atol, f"call {call}: arguments afterwards")
@@ -70,6 +71,10 @@ def check(function, *args, calls=2, grad=True, rtol=None, atol=None, seed=0, com
             compare_gradients(expected[0], ea, actual[0], ka, rtol, atol, call)
         last = actual[0][-1]
     return last
+
+
+def brief(outcome):
+    return f"raised {outcome[1].__name__}: {outcome[2]}" if outcome[0] == "raised" else "returned"
 
 
 def tensors(tree, found=None):

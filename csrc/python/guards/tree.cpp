@@ -121,6 +121,20 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
     case Source::Kind::Const:
       return n.object.get();
     case Source::Kind::Attr: {
+      // Of a class: what it or a base holds, as it is. Of a module: its dict, or else what its __getattr__ gives (lazy
+      // modules, torch._VF).
+      if (PyType_Check(base))
+        if (PyObject* held = _PyType_Lookup(reinterpret_cast<PyTypeObject*>(base), n.object.get())) return held;
+      if (PyModule_Check(base)) {
+        if (PyObject* held = PyDict_GetItemWithError(PyModule_GetDict(base), n.object.get())) return held;
+        PyObject* given = PyErr_Occurred() ? nullptr : PyObject_GetAttr(base, n.object.get());
+        if (!given) {
+          PyErr_Clear();
+          return nullptr;
+        }
+        owned.push_back(py::Ref::steal(given));
+        return given;
+      }
       PyObject* descriptor = _PyType_Lookup(Py_TYPE(base), n.object.get());
       if (!descriptor || (Py_TYPE(descriptor) != &PyGetSetDescr_Type && Py_TYPE(descriptor) != &PyMemberDescr_Type))
         return nullptr;
