@@ -3,6 +3,7 @@
 #include "aten/pch.h"
 #include "base/bisect.h"
 #include "base/error.h"
+#include "compiler/choose_step.h"
 #include "compiler/interpreted_step.h"
 #include "lower/lowering.h"
 #include "runtime/aten_artifact.h"
@@ -140,11 +141,19 @@ class Builder {
       return;
     }
     allocate(results);
-    if (auto step = runtime::make_library_step(*call.node, find, results, plan_)) {
-      plan_.steps.push_back(std::move(step));
+    auto own_kernel = runtime::make_library_step(*call.node, find, results, plan_);
+    const char* const out = lower::out_overload(call.node->op);
+    if (own_kernel && out) {
+      auto library =
+          std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find, results);
+      plan_.steps.push_back(chooser_.choose(call.node->op.name(), std::move(own_kernel), std::move(library), plan_));
       return;
     }
-    if (const char* out = lower::out_overload(call.node->op)) {
+    if (own_kernel) {
+      plan_.steps.push_back(std::move(own_kernel));
+      return;
+    }
+    if (out) {
       plan_.steps.push_back(std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find,
                                                                    std::move(results)));
       return;
@@ -182,6 +191,7 @@ class Builder {
   Plan plan_;
   std::vector<Slot> slots_;  // by buffer
   std::unordered_set<Slot> allocated_;
+  StepChooser chooser_;
   std::unordered_map<Slot, std::vector<std::pair<lower::TensorView, Slot>>> views_;
 };
 
