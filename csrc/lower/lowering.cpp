@@ -102,7 +102,7 @@ EvalScope::~EvalScope() {
 Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, double other) {
   KILN_CHECK(t.strided(), "a masked load needs memory");
   const Expr at = symbolic::linearize({index.begin(), index.end()}, t.strides, t.offset);
-  return ops.masked_load(t.buffer, at, mask, ops.constant(t.dtype, other));
+  return ops.masked_load(t.buffer, at, mask, ops.constant(t.dtype, t.dtype == DType::Bool ? other != 0 : other));
 }
 
 DType compute_type(DType t) { return t == DType::Float16 || t == DType::BFloat16 ? DType::Float32 : t; }

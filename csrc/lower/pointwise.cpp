@@ -122,7 +122,7 @@ bool div_mode(Lowering& l, const Node& n) {
   const DType t = n.results[0].dtype;
   // Division by an integer zero raises; kernels do, too, but only where the divisor is known to be a number is it
   // cheap.
-  if (t == DType::Bool) return false;
+  if (t == DType::Bool || t != compute_type(t)) return false;
   if (mode.as<std::string>() == "floor") return binary<F2(o.FloorDiv(a, b))>(l, n);
   return binary<F2(is_floating(a.dtype) ? o.Trunc(o.Div(a, b)) : o.TruncDiv(a, b))>(l, n);
 }

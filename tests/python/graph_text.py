@@ -136,10 +136,10 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def record(fn, *args, **kwargs):
-    """Runs fn and returns (graph text, the graph's inputs, the tensors that fn returned, op names)."""
+def record(fn, *args, grad=False, **kwargs):
+    """Runs fn (with `grad`, its autograd calls are recorded too) and returns (graph text, the graph's inputs, the tensors that fn returned, op names)."""
     recorder = Recorder()
-    with torch.no_grad(), recorder:
+    with torch.set_grad_enabled(grad), recorder:
         result = fn(*args, **kwargs)
     flat = [r for r in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(r, torch.Tensor)]
     outs = [recorder.tensor(r) for r in flat]
