@@ -84,8 +84,11 @@ bool index_tensor(Lowering& l, const Node& n) {
   return true;
 }
 
-// A nest that stores `value(point)` at `place(point)` of a copy of self.
+// A nest that stores `value(point)` at `place(point)` of a copy of self. Points that differ in a dim for which
+// `apart(dim)` holds never meet in one place: those are the outer, parallel loops. The others run in order inside, so
+// that sums are formed, and the last write wins, as in eager.
 bool scatter_into(Lowering& l, const Node& n, const Tensor& self, const Sizes& ranges, loops::StoreMode mode,
+                  const std::function<bool(size_t dim)>& apart,
                   const std::function<std::vector<Expr>(Ops&, Index)>& place,
                   const std::function<Val(Ops&, Index)>& value,
                   const std::function<std::optional<Val>(Ops&, Index)>& condition = nullptr) {
@@ -94,12 +97,16 @@ bool scatter_into(Lowering& l, const Node& n, const Tensor& self, const Sizes& r
   bool empty = false;
   for (int64_t s : ranges) empty |= s == 0;
   if (!empty) {
-    loops::NestBuilder b(l.buffers(), l.name_of(n), ranges);
-    b.stage({});
+    Sizes outer, inner;
+    for (size_t d = 0; d < ranges.size(); ++d) (apart(d) ? outer : inner).push_back(ranges[d]);
+    loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
+    const std::vector<Expr> inside = b.stage(inner);
+    std::vector<Expr> p;
+    for (size_t d = 0, o = 0, i = 0; d < ranges.size(); ++d) p.push_back(apart(d) ? b.outer()[o++] : inside[i++]);
     EvalScope scope;
-    const Val v = cast_to(b, value(b, b.outer()), to.dtype);
-    const std::optional<Val> c = condition ? condition(b, b.outer()) : std::nullopt;
-    const Expr at = symbolic::linearize(place(b, b.outer()), to.strides, to.offset);
+    const Val v = cast_to(b, value(b, p), to.dtype);
+    const std::optional<Val> c = condition ? condition(b, p) : std::nullopt;
+    const Expr at = symbolic::linearize(place(b, p), to.strides, to.offset);
     if (c)
       b.store_if(*c, to.buffer, at, v, mode);
     else
@@ -135,6 +142,7 @@ bool index_put(Lowering& l, const Node& n) {  // (self, indices, values, accumul
   if (!a.read(l, self, n.arg(1)) || values.dim() > static_cast<int64_t>(a.result_sizes(self).size())) return false;
   return scatter_into(
       l, n, self, a.result_sizes(self), accumulate ? loops::StoreMode::Add : loops::StoreMode::Assign,
+      [&](size_t d) { return d < a.block_at || d >= a.block_at + a.block.size(); },
       [&](Ops& o, Index p) { return a.place(o, p, self.sizes); },
       [&](Ops& o, Index p) { return values.load(o, broadcast_index(values.sizes, p)); });
 }
@@ -183,6 +191,7 @@ bool embedding_dense_backward(Lowering& l, const Node& n) {  // (grad, indices, 
   if (!is_index(indices) || n.arg(4).to_bool() || rows == 0) return false;
   return scatter_into(
       l, n, zeros(l, n.results[0].dtype, n.results[0].sizes), grad.sizes, loops::StoreMode::Add,
+      [&](size_t d) { return d + 1 == grad.sizes.size(); },
       [&](Ops& o, Index p) {
         const Expr row = o.indirect(indices.load(o, p.first(p.size() - 1)), rows, false, "index out of range in self");
         return std::vector<Expr>{row, p.back()};
@@ -225,7 +234,7 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
   else if (!n.arg(3).is_number())
     return false;
   return scatter_into(
-      l, n, self, index.sizes, Mode,
+      l, n, self, index.sizes, Mode, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
       [&](Ops& o, Index p) {
         std::vector<Expr> at(p.begin(), p.end());
         at[dim] = o.indirect(index.load(o, p), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
@@ -240,7 +249,7 @@ bool index_add(Lowering& l, const Node& n) {  // (self, dim, index, source, alph
   const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
   if (self.sizes[dim] == 0 || self.dtype == DType::Bool) return false;
   return scatter_into(
-      l, n, self, source.sizes, loops::StoreMode::Add,
+      l, n, self, source.sizes, loops::StoreMode::Add, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
       [&](Ops& o, Index p) {
         std::vector<Expr> at(p.begin(), p.end());
         at[dim] =

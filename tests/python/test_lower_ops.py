@@ -1,0 +1,240 @@
+"""Ops below the joint graph: PyTorch's own samples of each op, recorded as ATen graphs, compiled, and compared with eager."""
+
+import random
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+import graph_text
+from kiln import _C
+
+# Ops whose ATen calls have rules in csrc/decompose or csrc/lower, a few samples each.
+OPS = """abs acos acosh add addcdiv addcmul addmm all amax amin any arange argmax argmin as_strided atan2 baddbmm bitwise_and
+bitwise_not bmm broadcast_to cat ceil clamp clone constant_pad_nd copysign cumprod cumsum diagonal div dot eq erf exp expand
+expm1 eye fill flip floor floor_divide fmax fmod full gather ge hypot index_add index_put index_select isinf isnan lerp lgamma
+log log1p logaddexp logical_and logical_not logical_xor logsumexp masked_fill max mean min minimum mm mul narrow ne neg new_full
+permute pow prod reciprocal remainder repeat reshape roll round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid
+slice_scatter softmax log_softmax split sqrt square stack std std_mean sub sum t tanh tile tril triu trunc unbind unflatten var
+var_mean where xlogy nan_to_num linalg.vector_norm native_layer_norm nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d
+nn.functional.binary_cross_entropy nn.functional.conv2d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
+nn.functional.gelu nn.functional.glu nn.functional.group_norm nn.functional.hardswish nn.functional.huber_loss
+nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool2d
+nn.functional.mish nn.functional.mse_loss nn.functional.nll_loss nn.functional.pad nn.functional.pixel_shuffle nn.functional.relu
+nn.functional.silu nn.functional.smooth_l1_loss nn.functional.softplus nn.functional.threshold""".split()
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
+SAMPLES = 2
+
+CASES = {}
+for _op in op_db:
+    if _op.name in OPS and (_op.name not in CASES or not _op.variant_test_name):
+        CASES[_op.name] = _op
+
+
+def compare(text, inputs, expected, **tolerance):
+    """Compiles the text and compares values, dtypes, sizes and strides with eager's."""
+    got = _C._compile_graph_text(text)(inputs)
+    for g, e in zip(got, expected, strict=True):
+        assert (g.dtype, g.shape) == (e.dtype, e.shape)
+        if e.numel() > 1:
+            assert [s for s, n in zip(g.stride(), g.shape) if n > 1] == [
+                s for s, n in zip(e.stride(), e.shape) if n > 1
+            ]
+        torch.testing.assert_close(g, e, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_samples(name, dtype):
+    op = CASES[name]
+    if dtype not in op.supported_dtypes("cpu"):
+        pytest.skip("eager has no such kernel")
+    torch.manual_seed(0)
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+    random.Random(0).shuffle(samples)
+    tolerance = {"rtol": 0.05, "atol": 0.02} if dtype == torch.bfloat16 else {}
+    tried = 0
+    for s in samples[: 3 * SAMPLES]:
+        try:
+            text, inputs, outs, ops = graph_text.record(op.op, s.input, *s.args, **s.kwargs)
+        except graph_text.NotText:
+            continue
+        if ops:
+            compare(text, inputs, outs, **tolerance)
+            tried += 1
+        if tried == SAMPLES:
+            break
+
+
+def tensors():
+    """The shapes and layouts that are easily got wrong."""
+    torch.manual_seed(0)
+    base = torch.randn(6, 5, 4)
+    return {
+        "scalar": torch.randn(()),
+        "empty": torch.randn(3, 0, 2),
+        "one": torch.randn(1, 1),
+        "transposed": base.transpose(0, 2),
+        "strided": base[::2, :, 1::2],
+        "expanded": torch.randn(1, 5, 1).expand(6, 5, 4),
+        "offset": base[2:],
+        "channels_last": torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last),
+        "odd": torch.randn(17, 33),
+    }
+
+
+CHAINS = {
+    "pointwise": lambda x: (x * 2 + 1).sigmoid() - x,
+    "sum": lambda x: x.exp().sum(),
+    "sum_last": lambda x: (x + 1).sum(-1) if x.dim() else x.sum(),
+    "mean_first": lambda x: x.mean(0) if x.dim() else x.mean(),
+    "softmax": lambda x: (x * 3).softmax(-1),
+    "views": lambda x: x.reshape(-1).flip(0).unsqueeze(0).expand(3, x.numel()).t().contiguous(),
+    "cat": lambda x: torch.cat([x, x * 2, -x], 0) if x.dim() else torch.stack([x, x + 1]),
+    "shared": lambda x: (x.tanh() * 2, x.tanh().sum(), x.abs().clamp(max=0.5)),
+    "half": lambda x: (x.bfloat16() * 3 + 1).float(),
+}
+
+
+@pytest.mark.parametrize("layout", list(tensors()))
+@pytest.mark.parametrize("chain", list(CHAINS))
+def test_layouts(chain, layout):
+    x = tensors()[layout]
+    text, inputs, outs, _ = graph_text.record(CHAINS[chain], x)
+    compare(text, inputs, outs)
+
+
+def test_updates_write_into_the_inputs():
+    # Adam's step with its state: every input is replaced by an expression of old values of several.
+    text = """graph adam {
+  input %p : f32[37]
+  input %m : f32[37]
+  input %v : f32[37]
+  input %g : f32[37]
+  %m1 = aten::lerp.Scalar(%m, %g, 0.1) : f32[37]
+  %v0 = aten::mul.Tensor(%v, 0.999) : f32[37]
+  %v1 = aten::addcmul(%v0, %g, %g, 0.001) : f32[37]
+  %s = aten::sqrt(%v1) : f32[37]
+  %d = aten::add.Tensor(%s, 1e-08, 1) : f32[37]
+  %p1 = aten::addcdiv(%p, %m1, %d, -0.01) : f32[37]
+  mutate %p = %p1
+  mutate %m = %m1
+  mutate %v = %v1
+  return ()
+}"""
+    p, m, v, g = torch.randn(37), torch.randn(37), torch.rand(37), torch.randn(37)
+    m1 = m.lerp(g, 0.1)
+    v1 = (v * 0.999).addcmul(g, g, value=0.001)
+    p1 = p.addcdiv(m1, v1.sqrt() + 1e-8, value=-0.01)
+    version = p._version
+    _C._compile_graph_text(text)([p, m, v, g])
+    for got, want in ((p, p1), (m, m1), (v, v1)):
+        torch.testing.assert_close(got, want)
+    assert p._version > version
+
+
+def test_mutations_read_old_values():
+    text = """graph swap {
+  input %x : f32[3]
+  input %y : f32[3]
+  %a = aten::flip(%x, [0]) : f32[3]
+  %b = aten::add.Tensor(%x, %y, 1) : f32[3]
+  mutate %x = %a
+  mutate %y = %b
+  return (%x)
+}"""
+    x, y = torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 30])
+    (old,) = _C._compile_graph_text(text)([x, y])
+    assert old.tolist() == [1, 2, 3] and x.tolist() == [3, 2, 1] and y.tolist() == [11, 22, 33]
+
+
+def test_scattered_sums_do_not_race():
+    # Every row of the gradient goes to one of three places; a lost update would show.
+    text = """graph embedding {
+  input %g : f32[4096, 64]
+  input %i : i64[4096]
+  %w = aten::embedding_dense_backward(%g, %i, 3, -1, False) : f32[3, 64]
+  return (%w)
+}"""
+    run = _C._compile_graph_text(text)
+    g, i = torch.ones(4096, 64), torch.arange(4096) % 3
+    for _ in range(20):
+        assert torch.equal(run([g, i])[0], torch.bincount(i).float()[:, None].expand(3, 64))
+
+
+def test_index_out_of_range_raises():
+    text = """graph embedding {
+  input %w : f32[4, 8]
+  input %i : i64[3]
+  %e = aten::embedding(%w, %i, -1, False, False) : f32[3, 8]
+  return (%e)
+}"""
+    run = _C._compile_graph_text(text)
+    w = torch.randn(4, 8)
+    assert torch.equal(run([w, torch.tensor([0, 3, 1])])[0], w[[0, 3, 1]])
+    for bad in (4, -1):
+        with pytest.raises(IndexError, match="out of range"):
+            run([w, torch.tensor([0, bad, 1])])
+
+
+def test_random_numbers_come_in_order():
+    def f(x):
+        a = torch.ops.aten.bernoulli.p(x, 0.5)
+        return a * 2, torch.ops.aten.rand_like(x) + 1, torch.ops.aten.bernoulli.p(x, 0.25)
+
+    x = torch.rand(100)
+    torch.manual_seed(7)
+    text, inputs, outs, _ = graph_text.record(f, x)
+    run = _C._compile_graph_text(text)
+    torch.manual_seed(7)
+    for got, want in zip(run(inputs), outs, strict=True):
+        assert torch.equal(got, want)
+
+
+def training_graph(model, x, y):
+    params = list(model.parameters())
+
+    def step():
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        return [loss, *torch.autograd.grad(loss, params)]
+
+    text, inputs, outs, _ = graph_text.record(step, grad=True)
+    return text, [i.detach() for i in inputs], [o.detach() for o in outs]
+
+
+def test_gradients_of_a_network():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 7)
+    )
+    text, inputs, outs = training_graph(model, torch.randn(33, 20), torch.randint(0, 7, (33,)))
+    compare(text, inputs, outs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_convolution_network():
+    torch.manual_seed(0)
+    nn = torch.nn
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(16, 8, 3),
+        nn.SiLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 3 * 3, 5),
+    )
+    text, inputs, outs = training_graph(model, torch.randn(4, 3, 16, 16), torch.randint(0, 5, (4,)))
+    compare(text, inputs, outs, rtol=1e-3, atol=1e-5)
+
+
+def test_calls_without_codegen_agree():
+    text, inputs, outs, _ = graph_text.record(lambda x: (x.exp() * 2).softmax(0), torch.randn(5, 3))
+    _C.set_option("codegen", False)
+    try:
+        run = _C._compile_graph_text(text)
+    finally:
+        _C.set_option("codegen", True)
+    assert "call aten::exp" in run.describe()
+    assert torch.equal(run(inputs)[0], outs[0])
