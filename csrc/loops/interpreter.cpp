@@ -530,7 +530,9 @@ class Interpreter {
         const Scalar x = arg(0), part = i.reduce == ReduceKind::OnlineSoftmax ? Scalar{1} : arg(1);
         const Scalar m = op(Opcode::Maximum, s[0], x);
         const auto scaled = [&](Scalar top, Scalar sum) {
-          return top.f == m.f ? sum : op(Opcode::Mul, sum, apply(Opcode::Exp, t, op(Opcode::Sub, top, m), {}, {}));
+          return top.f == m.f && !(m.f > std::numeric_limits<double>::max())
+                     ? sum
+                     : op(Opcode::Mul, sum, apply(Opcode::Exp, t, op(Opcode::Sub, top, m), {}, {}));
         };
         s[1] = op(Opcode::Add, scaled(s[0], s[1]), scaled(x, part));
         s[0] = m;

@@ -35,4 +35,7 @@ void expand_two_pass(Nest& n, const Options& options);
 /// after `n`), or nullopt if `n` stays as it was. Partial results go to new Temp buffers.
 std::optional<Nest> split_reduction(Nest& n, std::vector<Buffer>& buffers, const Options& options);
 
+/// Joins independent kernels that do one pointwise thing to tensors of different sizes into one with segments.
+void join_segments(Plan& plan);
+
 }  // namespace kiln::schedule

@@ -112,16 +112,7 @@ void expand_two_pass(Nest& n, const Options& options) {
     if (welford) {
       term = emit(n, again.body, Opcode::Mul, t, {delta, delta});
     } else {
-      // x - max is NaN where both are -inf; such a row sums to zero elements of weight, as the one-pass form has it.
-      const ValueId same = emit(n, again.body, Opcode::Eq, DType::Bool, {x, center});
-      Inst c;
-      c.op = Opcode::ConstFloat;
-      c.dtype = t;
-      c.fimm = 1;
-      const ValueId one = n.add(std::move(c));
-      again.body.push_back(one);
-      const ValueId e = emit(n, again.body, Opcode::Exp, t, {delta});
-      term = emit(n, again.body, Opcode::Where, t, {same, one, e});
+      term = emit(n, again.body, Opcode::Exp, t, {delta});
     }
     const ValueId sum = reduce(n, again.body, ReduceKind::Sum, t, {term});
     if (welford) replace_uses(n, k + 1, found, center);

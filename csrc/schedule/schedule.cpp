@@ -68,6 +68,7 @@ Plan make_plan(const loops::Program& program, const Options& options) {
     add_kernel(std::move(g.nest));
     if (combine) add_kernel(std::move(*combine));
   }
+  if (options.fusion) join_segments(plan);
   return plan;
 }
 
@@ -137,6 +138,7 @@ std::string print(const Plan& plan) {
     out += std::string("kernel ") + (k.vectorize_outer ? "columns" : "rows");
     for (const KernelArg& a : k.args)
       out += " " + plan.buffers[a.buffer].name + (a.written ? a.read ? ":rw" : ":w" : ":r");
+    for (int64_t extent : k.segments) out += " segment:" + std::to_string(extent);
     out += "\n" + loops::print(k.nest, plan.buffers);
   }
   return out;

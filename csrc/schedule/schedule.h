@@ -22,6 +22,10 @@ struct Kernel {
   std::vector<KernelArg> args;
   /// The variable that runs over vector lanes: the last outer one (columns, pointwise), or else each stage's last.
   bool vectorize_outer = true;
+  /// Not empty: one kernel for many tensors (an optimizer's update of all parameters). `nest` is the first segment's,
+  /// pointwise over at most one variable; segment k runs it over its own extent and its own buffers, which stand at
+  /// args[k * n .. (k + 1) * n), n = args.size() / segments.size(), in the order of the first's.
+  std::vector<int64_t> segments;
 };
 
 struct Step {

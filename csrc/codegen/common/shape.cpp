@@ -149,6 +149,23 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, shape.width, nest.extents[s.vars.back()]);
     }
   }
+  if (!kernel.segments.empty()) {
+    // One code for any sizes: the block is the same for all, the extents come as arguments.
+    shape.segmented = true;
+    const int64_t step = static_cast<int64_t>(shape.width) * 2;
+    const double lanes = std::max(1.0, 65536.0 / std::max(1.0, point_cost(nest)));
+    shape.block = std::max<int64_t>(step, static_cast<int64_t>(lanes) / step * step);
+    shape.args.push_back(static_cast<int64_t>(kernel.segments.size()));
+    int64_t units = 0;
+    for (int64_t extent : kernel.segments) {
+      shape.args.push_back(units);
+      units += (extent + shape.block - 1) / shape.block;
+    }
+    shape.args.push_back(units);
+    shape.args.insert(shape.args.end(), kernel.segments.begin(), kernel.segments.end());
+    shape.blocks = units;
+    std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), 1);
+  }
   shape.units = shape.blocks;
   for (int v : shape.unit_vars) shape.units *= nest.extents[v];
   const double unit_cost = std::max(1.0, point_cost(nest) * static_cast<double>(shape.block));

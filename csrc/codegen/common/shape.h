@@ -22,6 +22,8 @@ struct KernelShape {
   int64_t grain = 1;
   std::vector<int64_t> scratch_offset;  // per program buffer: bytes into scratch, -1 for others
   int64_t scratch_bytes = 0;
+  bool segmented = false;
+  std::vector<int64_t> args;        // segmented: count n, first unit of each segment and the total (n + 1), extents (n)
   std::vector<std::string> errors;  // messages; code k is errors[k - 1]
 };
 

@@ -7,7 +7,9 @@ namespace kiln::codegen {
 std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers) {
   std::vector<loops::Buffer> named = buffers;
   std::string head = kernel.vectorize_outer ? "columns" : "rows";
-  for (size_t k = 0; k < kernel.args.size(); ++k) {
+  const size_t pointers = kernel.segments.empty() ? kernel.args.size() : kernel.args.size() / kernel.segments.size();
+  if (!kernel.segments.empty()) head += " segments";
+  for (size_t k = 0; k < pointers; ++k) {
     loops::Buffer& b = named.at(kernel.args[k].buffer);
     b.name = "b" + std::to_string(k);
     head += " " + b.name + ":" + std::string(dtype_name(b.dtype)) + (kernel.args[k].written ? "w" : "r");
@@ -23,6 +25,7 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
     }
   loops::Nest nest = kernel.nest;
   nest.name.clear();
+  if (!kernel.segments.empty()) std::fill(nest.extents.begin(), nest.extents.end(), 0);
   return head + "\n" + loops::print(nest, named);
 }
 

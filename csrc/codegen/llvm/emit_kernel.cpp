@@ -45,12 +45,9 @@ void Emitter::emit(const std::string& symbol) {
     scope_[id] = llvm::MDNode::get(context_, {scope});
     scopes.push_back({id, scope});
   };
-  for (size_t k = 0; k < kernel_.args.size(); ++k) {
-    Value* slot = b_.CreateConstGEP1_64(ptr, fn_->getArg(0), k);
-    auto* p = b_.CreateLoad(ptr, slot, buffers_[kernel_.args[k].buffer].name);
-    p->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
-    add_pointer(kernel_.args[k].buffer, p, kernel_.args[k].written);
-  }
+  pointer_count_ = shape_.segmented ? kernel_.args.size() / kernel_.segments.size() : kernel_.args.size();
+  for (size_t k = 0; k < pointer_count_; ++k) add_pointer(kernel_.args[k].buffer, nullptr, kernel_.args[k].written);
+  if (!shape_.segmented) load_pointers(fn_->getArg(0));
   for (size_t id = 0; id < shape_.scratch_offset.size(); ++id)
     if (shape_.scratch_offset[id] >= 0)
       add_pointer(static_cast<loops::BufferId>(id),
@@ -65,8 +62,79 @@ void Emitter::emit(const std::string& symbol) {
   loop_values_.assign(nest_.extents.size(), nullptr);
   env_.assign(nest_.insts.size(), {});
   indirect_.assign(nest_.indirect_vars, {});
-  loop(fn_->getArg(2), fn_->getArg(3), 1, true, [&](Value* unit) { emit_unit(unit); });
+  if (shape_.segmented)
+    emit_segments();
+  else
+    loop(fn_->getArg(2), fn_->getArg(3), 1, true, [&](Value* unit) { emit_unit(unit); });
   b_.CreateRet(b_.getInt32(0));
+}
+
+void Emitter::load_pointers(Value* first) {
+  for (size_t k = 0; k < pointer_count_; ++k) {
+    const loops::BufferId id = kernel_.args[k].buffer;
+    auto* p = b_.CreateLoad(b_.getPtrTy(), b_.CreateConstGEP1_64(b_.getPtrTy(), first, k), buffers_[id].name);
+    p->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
+    pointers_[id] = p;
+  }
+}
+
+void Emitter::emit_segments() {
+  Type* i64 = b_.getInt64Ty();
+  Value* args = fn_->getArg(1);
+  const auto argument = [&](Value* at) {
+    auto* v = b_.CreateLoad(i64, b_.CreateGEP(i64, args, at));
+    v->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
+    return v;
+  };
+  const auto first_unit = [&](Value* segment) { return argument(b_.CreateAdd(segment, b_.getInt64(1))); };
+  Value* count = argument(b_.getInt64(0));
+  Value* current = stack_slot(i64, "segment");
+  b_.CreateStore(b_.getInt64(0), current);
+  loop(fn_->getArg(2), fn_->getArg(3), 1, true, [&](Value* unit) {
+    // Units come in order: move on to the segment that holds this one.
+    auto* test = llvm::BasicBlock::Create(context_, "find", fn_);
+    auto* step = llvm::BasicBlock::Create(context_, "next", fn_);
+    auto* found = llvm::BasicBlock::Create(context_, "found", fn_);
+    b_.CreateBr(test);
+    b_.SetInsertPoint(test);
+    Value* segment = b_.CreateLoad(i64, current);
+    Value* next = b_.CreateAdd(segment, b_.getInt64(1));
+    b_.CreateCondBr(b_.CreateICmpSGE(unit, first_unit(next)), step, found);
+    b_.SetInsertPoint(step);
+    b_.CreateStore(next, current);
+    b_.CreateBr(test);
+    b_.SetInsertPoint(found);
+    load_pointers(b_.CreateGEP(b_.getPtrTy(), fn_->getArg(0),
+                               b_.CreateMul(segment, b_.getInt64(static_cast<int64_t>(pointer_count_)))));
+    if (nest_.outer.empty()) return emit_stages();
+    Value* extent = argument(b_.CreateAdd(b_.CreateAdd(count, b_.getInt64(2)), segment));
+    Value* lo = b_.CreateMul(b_.CreateSub(unit, first_unit(segment)), b_.getInt64(shape_.block));
+    Value* hi = b_.CreateAdd(lo, b_.getInt64(shape_.block));
+    hi = b_.CreateSelect(b_.CreateICmpSLT(hi, extent), hi, extent);
+    const int width = shape_.width;
+    Value* rest = b_.CreateAnd(b_.CreateSub(hi, lo), b_.getInt64(width - 1));
+    Value* whole = b_.CreateSub(hi, rest);
+    loop(lo, whole, width, true, [&](Value* i) {
+      set_lanes(shape_.lane_var, width, 1, i, width);
+      emit_stages();
+    });
+    auto* tail = llvm::BasicBlock::Create(context_, "tail", fn_);
+    auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
+    b_.CreateCondBr(b_.CreateICmpNE(rest, b_.getInt64(0)), tail, after);
+    b_.SetInsertPoint(tail);
+    set_lanes(shape_.lane_var, width, 1, whole, width);
+    if (width > 1) {
+      std::vector<llvm::Constant*> iota;
+      for (int l = 0; l < width; ++l) iota.push_back(b_.getInt32(l));
+      Value* left = splat(b_.CreateTrunc(rest, b_.getInt32Ty()), width);
+      lanes_.masks[0] = b_.CreateICmpULT(llvm::ConstantVector::get(iota), left);
+    }
+    emit_stages();
+    b_.CreateBr(after);
+    after->moveAfter(b_.GetInsertBlock());
+    b_.SetInsertPoint(after);
+    lanes_ = {};
+  });
 }
 
 llvm::Value* Emitter::stack_slot(Type* t, const char* name) {

@@ -112,8 +112,10 @@ std::vector<llvm::Value*> Emitter::combine(const Inst& i, const std::vector<Valu
     case ReduceKind::OnlineSoftmaxCombine: {
       Value* m = float_op(Opcode::Maximum, t, {a[0], b[0]});
       const auto scaled = [&](const std::vector<Value*>& x) {
-        // exp(-inf - -inf) would be NaN: a part that has seen nothing, or only -inf, counts as it is.
-        Value* same = b_.CreateFCmpOEQ(x[0], m);
+        // exp(-inf - -inf) would be NaN: a part that has seen nothing, or only -inf, counts as it is. With an infinity
+        // in the row the sum is NaN, as eager's.
+        Value* same = b_.CreateAnd(b_.CreateFCmpOEQ(x[0], m),
+                                   b_.CreateFCmpONE(m, llvm::ConstantFP::getInfinity(m->getType(), false)));
         Value* e = float_op(Opcode::Exp, t, {b_.CreateFSub(x[0], m)});
         return b_.CreateSelect(same, x[1], b_.CreateFMul(x[1], e));
       };
@@ -238,6 +240,11 @@ void Emitter::finish_reductions(const Stage& s, bool lanes_are_results) {
         for (int l = 0; l < w / 2; ++l) low.push_back(l), high.push_back(l + w / 2);
         std::vector<Value*> x, y;
         for (Value* c : v) {
+          if (w == 2) {  // scalars, not vectors of one
+            x.push_back(b_.CreateExtractElement(c, static_cast<uint64_t>(0)));
+            y.push_back(b_.CreateExtractElement(c, static_cast<uint64_t>(1)));
+            continue;
+          }
           x.push_back(b_.CreateShuffleVector(c, low));
           y.push_back(b_.CreateShuffleVector(c, high));
         }

@@ -54,6 +54,8 @@ class Emitter {
   // emit_kernel.cpp: loops and stages
   void emit_unit(Value* unit);
   void emit_columns(Value* block);
+  void emit_segments();
+  void load_pointers(Value* first);
   void emit_stages();
   void emit_row_stage(const loops::Stage& s, int stage_index);
   void emit_column_stage(const loops::Stage& s, int stage_index);
@@ -87,6 +89,11 @@ class Emitter {
 
   // math.cpp
   Value* call_math(loops::Opcode op, DType t, const std::vector<Value*>& a);
+  /// Written out in vector code; null where the host has no fused multiply-add or there is no such form.
+  Value* inline_math(loops::Opcode op, DType t, Value* x);
+  Value* exp_f32(Value* x);
+  Value* tanh_f32(Value* x);
+  Value* erf_f32(Value* x);
   Value* call_vector(const std::string& name, const std::string& suffix, DType t, const std::vector<Value*>& a);
 
   // emit_memory.cpp
@@ -130,6 +137,7 @@ class Emitter {
   const KernelShape& shape_;
   llvm::Function* fn_ = nullptr;
   llvm::BasicBlock* entry_ = nullptr;
+  size_t pointer_count_ = 0;  // buffers of one segment
   std::unordered_map<loops::BufferId, Value*> pointers_;
   std::unordered_map<loops::BufferId, bool> written_;
   std::unordered_map<loops::BufferId, llvm::MDNode*> scope_, noalias_;

@@ -121,6 +121,8 @@ llvm::Value* Emitter::call_vector(const std::string& name, const std::string& su
 }
 
 llvm::Value* Emitter::call_math(Opcode op, DType t, const std::vector<Value*>& a) {
+  if (a.size() == 1)
+    if (Value* v = inline_math(op, t, a[0])) return v;
   const MathRow& row = row_of(op);
   const bool single = t == DType::Float32;
   if (Value* v = call_vector(row.sleef, single ? row.f32_ulp : row.f64_ulp, t, a)) return v;

@@ -255,6 +255,39 @@ TEST(Schedule, LongReductionsAreSplit) {
     }
 }
 
+// An optimizer's update of parameters of many sizes, a step counter each: two kernels in all.
+TEST(Schedule, UpdatesOfManyTensorsAreOneKernel) {
+  std::mt19937 rng(17);
+  Program p;
+  const BufferId rate = p.add_buffer("rate", DType::Float32, 1, BufferKind::Input);
+  std::vector<std::array<BufferId, 3>> params;
+  const int64_t sizes[] = {1, 5, 16, 33, 4096, 70001, 64, 1000};
+  for (size_t k = 0; k < std::size(sizes); ++k) {
+    const std::string n = std::to_string(k);
+    params.push_back({p.add_buffer("w" + n, DType::Float32, sizes[k], BufferKind::Input),
+                      p.add_buffer("g" + n, DType::Float32, sizes[k], BufferKind::Input),
+                      p.add_buffer("step" + n, DType::Float32, 1, BufferKind::Input)});
+  }
+  for (size_t k = 0; k < params.size(); ++k) {
+    const auto [w, g, step] = params[k];
+    p.add_nest(loops::pointwise(
+        p.buffers, "count", {},
+        [&](loops::Ops& o, loops::Index) { return o.Add(o.load(step, 0), o.constant(DType::Float32, 1)); }, {step}));
+    p.add_nest(loops::pointwise(p.buffers, "update", {sizes[k]},
+                                [&](loops::Ops& o, loops::Index i) {
+                                  const Val r = o.Div(o.load(rate, 0), o.load(step, 0));
+                                  return o.Sub(o.load(w, i[0]), o.Mul(o.load(g, i[0]), r));
+                                },
+                                {w}));
+  }
+  Memory m(p.buffers);
+  for (size_t b = 0; b < p.buffers.size(); ++b) fill(m, p.buffers, static_cast<BufferId>(b), rng);
+  for (const auto& x : params) m.data<float>(x[2])[0] = 3;
+  for (int bits : {512, 256, 128}) check_program(p, m, 0, {}, bits);
+  // The tensor of one element is a kernel without a loop of its own.
+  EXPECT_LE(schedule::make_plan(p, {}).kernels.size(), 3u) << schedule::print(schedule::make_plan(p, {}));
+}
+
 TEST(Schedule, ArenaBlocksDoNotOverlapWhileAlive) {
   std::mt19937 rng(16);
   Program p;
