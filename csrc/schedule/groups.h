@@ -35,6 +35,8 @@ void expand_two_pass(Nest& n, const Options& options);
 /// after `n`), or nullopt if `n` stays as it was. Partial results go to new Temp buffers.
 std::optional<Nest> split_reduction(Nest& n, std::vector<Buffer>& buffers, const Options& options);
 
+/// Costly values that several passes over a row compute are kept in scratch rows: new buffers are appended.
+void share_costly_values(Nest& n, std::vector<Buffer>& buffers);
 /// Joins independent kernels that do one pointwise thing to tensors of different sizes into one with segments.
 void join_segments(Plan& plan);
 

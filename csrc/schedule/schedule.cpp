@@ -43,6 +43,8 @@ Plan make_plan(const loops::Program& program, const Options& options) {
         compact(g.nest);
       }
     contract_temps(groups, plan.buffers, plan.externs);
+    for (Group& g : groups)
+      if (!g.is_extern) share_costly_values(g.nest, plan.buffers);
   }
   const auto add_kernel = [&](Nest nest) {
     Kernel k;

@@ -99,6 +99,20 @@ int pick_unroll(const Nest& nest, const std::vector<const Stage*>& stages, int w
   return unroll;
 }
 
+/// A load that jumps along `lane` while another of `vars` walks through memory.
+bool transposes(const Nest& nest, int lane, const std::vector<int>& vars) {
+  for (const Stage& s : nest.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = nest.insts[id];
+      int64_t stride = 0;
+      Expr rest;
+      if (i.op != Opcode::Load || !split_linear(i.index, lane, stride, rest) || stride < 16) continue;
+      for (int v : vars)
+        if (nest.extents[v] >= 8 && split_linear(i.index, v, stride, rest) && stride == 1) return true;
+    }
+  return false;
+}
+
 }  // namespace
 
 double point_cost(const Nest& nest) {
@@ -137,6 +151,9 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     // A unit is worth some microseconds, and is whole vectors.
     const double lanes = std::max(1.0, 65536.0 / std::max(1.0, point_cost(nest)));
     shape.block = std::max<int64_t>(step, static_cast<int64_t>(lanes) / step * step);
+    const bool pointwise = nest.stages.size() == 1 && nest.stages[0].vars.empty();
+    shape.blocks_outermost = pointwise && width > 1 && transposes(nest, shape.lane_var, shape.unit_vars);
+    if (shape.blocks_outermost) shape.block = step;
     if (shape.block >= extent) shape.block = extent;
     shape.blocks = shape.block > 0 ? (extent + shape.block - 1) / shape.block : 0;
   } else {

@@ -17,6 +17,9 @@ struct KernelShape {
   int lane_var = -1;              // vectorize_outer: the variable over lanes, if the domain has any
   int64_t block = 1;              // lanes of lane_var in one unit
   int64_t blocks = 1;
+  /// Units run through the other variables first, then to the next block: an access that jumps with the lanes but is
+  /// contiguous in another variable (a transpose) then finds its cache lines again.
+  bool blocks_outermost = false;
   std::vector<int> unit_vars;  // outer variables that a unit fixes, outermost first (blocks are innermost)
   int64_t units = 1;
   int64_t grain = 1;

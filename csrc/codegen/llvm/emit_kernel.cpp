@@ -177,7 +177,11 @@ void Emitter::nested(const std::vector<int>& vars, size_t at, const std::functio
 void Emitter::emit_unit(Value* unit) {
   Value* rest = unit;
   Value* block = nullptr;
-  if (shape_.lane_var >= 0 && shape_.blocks > 1) {
+  if (shape_.lane_var >= 0 && shape_.blocks > 1 && shape_.blocks_outermost) {
+    Value* others = b_.getInt64(shape_.units / shape_.blocks);
+    block = b_.CreateUDiv(rest, others);
+    rest = b_.CreateURem(rest, others);
+  } else if (shape_.lane_var >= 0 && shape_.blocks > 1) {
     block = b_.CreateURem(rest, b_.getInt64(shape_.blocks));
     rest = b_.CreateUDiv(rest, b_.getInt64(shape_.blocks));
   }

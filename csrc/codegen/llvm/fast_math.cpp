@@ -70,7 +70,8 @@ llvm::Value* Emitter::tanh_f32(Value* x) {
   return b_.CreateBinaryIntrinsic(llvm::Intrinsic::copysign, r, x);
 }
 
-/// erf by Abramowitz and Stegun 7.1.26, the formula that eager uses for float32: absolute error under 5e-7, rounding included.
+/// erf by Abramowitz and Stegun 7.1.26, the formula that eager uses for float32: absolute error under 5e-7, rounding
+/// included.
 llvm::Value* Emitter::erf_f32(Value* x) {
   Type* t = x->getType();
   const auto f = [&](double v) { return fconst(t, v); };
