@@ -15,6 +15,15 @@ constexpr DispatchKey kKey = DispatchKey::TESTING_ONLY_GenericMode;
 namespace {
 thread_local Trace* current = nullptr;
 thread_local int operator_depth = 0;
+/// The results being bound come from an op without tensor arguments.
+thread_local bool making_from_nothing = false;
+
+/// Tensors of the last trace on this thread. They outlive the Python objects that wrap them, until the next trace
+/// begins.
+std::vector<at::Tensor>& held() {
+  thread_local auto* tensors = new std::vector<at::Tensor>();  // never destroyed: the interpreter may be gone by then
+  return *tensors;
+}
 
 struct InsideOperator {
   InsideOperator() { ++operator_depth; }
@@ -51,11 +60,33 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return schema.returns().empty();
 }
 
+at::Tensor constant_tensor(Trace& trace, const at::Tensor& t) {
+  if (t.numel() > 64 || !t.device().is_cpu() || t.layout() != at::kStrided)
+    fail(trace, "tensor-constructor", "a tensor made of much data");
+  graph::Arg::List values;
+  InsideOperator inside;
+  NoFakeGuard real;
+  const at::Tensor flat = t.contiguous().view(-1);
+  for (int64_t i = 0; i < flat.numel(); ++i) values.push_back(number_arg(flat[i].item()));
+  at::Tensor stand = make_fake(t);
+  trace.record(
+      graph::Op("kiln::tensor_constant"),
+      {graph::Arg(std::move(values)), graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type()))},
+      {stand}, "constant");
+  return stand;
+}
+
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Trace* trace = current;
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
   if (!trace) {
     op.callBoxed(*stack);
+    return;
+  }
+  if (stack->size() && op.operator_name().name == "aten::lift_fresh" && stack->back().isTensor() &&
+      !is_fake(stack->back().toTensor())) {
+    // A number that PyTorch's bindings made a tensor of (x[0] = 1).
+    stack->back() = constant_tensor(*trace, stack->back().toTensor());
     return;
   }
   const auto& schema = op.schema();
@@ -94,14 +125,20 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
   std::string name = op.operator_name().name;
   if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
+  bool from_tensors = false;
+  for (const graph::Arg& a : args) graph::for_each_value(a, [&](const graph::Value&) { from_tensors = true; });
+  making_from_nothing = !from_tensors;
   graph::Node* node = trace->record(graph::Op(name), std::move(args), tensors);
+  making_from_nothing = false;
   node->returns_list = list;
   node->grad_enabled = grad_enabled;
 }
 }  // namespace
 
 void Trace::bind(const at::Tensor& t, graph::Value v) {
-  if (values_.emplace(t.unsafeGetTensorImpl(), v).second) alive_.push_back(t);
+  if (!values_.emplace(t.unsafeGetTensorImpl(), v).second) return;
+  seen_.emplace_back(t.getIntrusivePtr());
+  if (!making_from_nothing) held().push_back(t);
 }
 
 graph::Value Trace::find(const at::Tensor& t) const {
@@ -136,6 +173,7 @@ graph::Node* Trace::record(graph::Op op, std::vector<graph::Arg> args, const std
 Trace* active_trace() { return current && !c10::impl::tls_is_dispatch_key_excluded(kKey) ? current : nullptr; }
 
 Recording::Recording(Trace& trace) : outer_(current), was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+  if (!outer_) held().clear();
   current = &trace;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

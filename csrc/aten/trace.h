@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 #include <functional>
 #include <memory>
@@ -22,7 +23,8 @@ class Trace {
   graph::Graph& graph() { return *graph_; }
   std::shared_ptr<graph::Graph> share() { return graph_; }
 
-  /// Says that `t` holds `v`. The tensor is kept alive, so that its identity stays its own.
+  /// Says that `t` holds `v`. Its address stays its own; the tensor itself is not kept alive, since PyTorch treats a
+  /// tensor that has one owner as its own to reuse (make_variable).
   void bind(const at::Tensor& t, graph::Value v);
   /// The value of `t`; asks `on_unknown` for tensors never seen, null if that knows none either.
   graph::Value value_of(const at::Tensor& t);
@@ -36,7 +38,6 @@ class Trace {
   std::function<graph::Value(const at::Tensor&)> on_unknown;
   /// Called after each appended node.
   std::function<void(graph::Node&)> on_node;
-  /// Called for ops that return numbers read from data ("aten::item"); may return an undefined IValue to refuse.
   /// Where the node comes from; shared by the nodes of one instruction.
   std::function<std::shared_ptr<const graph::StackTrace>()> stack_trace;
 
@@ -52,7 +53,7 @@ class Trace {
  private:
   std::shared_ptr<graph::Graph> graph_;
   std::unordered_map<const c10::TensorImpl*, graph::Value> values_;
-  std::vector<at::Tensor> alive_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> seen_;
 };
 
 /// The thread's active trace, null if none records (none active, or paused, or inside an operator).

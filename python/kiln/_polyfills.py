@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 
 def rebuild(function, args, state=None):
     """The object that ``__reduce__`` described as ``(function, args, state)``: an iterator at its position, a partial."""
@@ -9,3 +11,57 @@ def rebuild(function, args, state=None):
     if state is not None:
         made.__setstate__(state)
     return made
+
+
+def _single_tensor_adam(
+    params,
+    grads,
+    exp_avgs,
+    exp_avg_sqs,
+    max_exp_avg_sqs,
+    state_steps,
+    grad_scale,
+    found_inf,
+    *,
+    amsgrad,
+    has_complex,
+    beta1,
+    beta2,
+    lr,
+    weight_decay,
+    eps,
+    maximize,
+    capturable,
+    differentiable,
+    decoupled_weight_decay,
+):
+    """Adam's update with the step counter kept in the graph.
+
+    PyTorch reads the counter (``item()``) and corrects the biases in Python floats; here the same float64 arithmetic runs
+    on 0-dim tensors. Rare settings return NotImplemented.
+    """
+    if grad_scale is not None or found_inf is not None or capturable or differentiable or has_complex:
+        return NotImplemented
+    if isinstance(lr, torch.Tensor) or isinstance(beta1, torch.Tensor) or isinstance(beta2, torch.Tensor):
+        return NotImplemented
+    for i, param in enumerate(params):
+        grad = grads[i] if not maximize else -grads[i]
+        exp_avg, exp_avg_sq, step_t = exp_avgs[i], exp_avg_sqs[i], state_steps[i]
+        step_t += 1
+        if weight_decay != 0:
+            if decoupled_weight_decay:
+                param.mul_(1 - lr * weight_decay)
+            else:
+                grad = grad.add(param, alpha=weight_decay)
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        step = step_t.to(torch.float64)
+        step_size = lr / (1 - torch.pow(beta1, step))
+        correction = torch.sqrt(1 - torch.pow(beta2, step))
+        if amsgrad:
+            torch.maximum(max_exp_avg_sqs[i], exp_avg_sq, out=max_exp_avg_sqs[i])
+            denom = (max_exp_avg_sqs[i].sqrt() / correction).add_(eps)
+        else:
+            denom = (exp_avg_sq.sqrt() / correction).add_(eps)
+        param.add_(exp_avg * -step_size / denom)
+    return None

@@ -2,6 +2,7 @@
 #include "aten/fake.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
+#include "python/capture/user_rules.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -139,6 +140,22 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     std::copy(args, args + all, flat.begin() + 2);
     return call(function, flat.data() + 1, (n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
   };
+  switch (user_rule(callable)) {
+    case UserRule::None:
+      break;
+    case UserRule::Disallow:
+      return graph_break("call-that-breaks", "a call of " + describe(callable));
+    case UserRule::AllowInGraph:
+      return torch_call(callable, args, n, kwnames, [&] {
+        Paused paused_here(*this);
+        return native();
+      });
+    case UserRule::ConstantResult: {
+      Paused paused_here(*this);
+      aten::RecordingPaused no_recording;
+      return after_c_call(native());
+    }
+  }
   if (t == &PyFunction_Type) {
     if (torch_depth == 0 && all > 0 && is_functional_leaf(callable)) {
       bool fake = false;
@@ -339,6 +356,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_run_backward(callable, args, nargsf, kwnames);
     case Policy::Break:
       return graph_break("call-that-breaks", "a call of " + describe(callable));
+    case Policy::Polyfill:
     case Policy::Interpret:
     case Policy::Unknown:
       break;
@@ -373,8 +391,12 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
   const Policy policy = policy_of_code(code);
   if (policy == Policy::Interpret) {
     // Wrappers that keep another compiler away from a function: the function itself is called.
-    if (code->co_nfreevars == 0 || !is_disable_wrapper(code)) return nullptr;
+    const PeerCode peer = peer_code(code);
+    if (peer == PeerCode::None) return nullptr;
     *handled = true;
+    if (peer == PeerCode::Marker) return Py_NewRef(Py_None);
+    if (peer == PeerCode::Other)
+      return graph_break("call-that-breaks", std::string("a call of ") + PyUnicode_AsUTF8(code->co_qualname));
     PyObject* fn = nullptr;
     PyObject* closure = frame->f_func->func_closure;
     for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i) {
@@ -397,6 +419,8 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
       return Py_NewRef(Py_True);
     case Policy::False:
       return Py_NewRef(Py_False);
+    case Policy::Polyfill:
+      return call_polyfill(frame, handled);
     case Policy::Paused: {
       Paused paused_here(*this);
       aten::RecordingPaused no_recording;
@@ -407,18 +431,42 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
   }
 }
 
-bool Machine::is_disable_wrapper(PyCodeObject* code) {
-  static auto* known = new std::unordered_map<PyCodeObject*, bool>();
+Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
+  static auto* known = new std::unordered_map<PyCodeObject*, PeerCode>();
   auto it = known->find(code);
   if (it != known->end()) return it->second;
   const std::string name = PyUnicode_AsUTF8(code->co_qualname), file = PyUnicode_AsUTF8(code->co_filename);
-  auto ends = [&](const char* s) {
-    return file.size() >= strlen(s) && file.compare(file.size() - strlen(s), strlen(s), s) == 0;
-  };
-  const bool is = (name == "_disable_dynamo.<locals>.inner" && ends("torch/_compile.py")) ||
-                  (name == "DisableContext.__call__.<locals>._fn" && ends("_dynamo/eval_frame.py"));
+  PeerCode kind = PeerCode::None;
+  if (file.find("/torch/_dynamo/") != std::string::npos) {
+    kind = PeerCode::Other;
+    if (name == "DisableContext.__call__.<locals>._fn") kind = PeerCode::Wrapper;
+    for (const char* marker :
+         {"graph_break", "mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic"})
+      if (name == marker) kind = PeerCode::Marker;
+  } else if (name == "_disable_dynamo.<locals>.inner" && file.find("/torch/_compile.py") != std::string::npos) {
+    kind = PeerCode::Wrapper;
+  }
   Py_INCREF(code);
-  return (*known)[code] = is;
+  return (*known)[code] = kind;
+}
+
+PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
+  PyCodeObject* code = frame->f_code;
+  static PyObject* module = PyImport_ImportModule("kiln._polyfills");
+  py::Ref f = py::Ref::steal(module ? PyObject_GetAttr(module, code->co_name) : nullptr);
+  if (!f) return nullptr;
+  const int positional = code->co_argcount, keywords = code->co_kwonlyargcount;
+  py::Ref args = py::Ref::steal(PyTuple_New(positional)), kwargs = py::Ref::steal(PyDict_New());
+  if (!args || !kwargs) return nullptr;
+  for (int i = 0; i < positional; ++i) PyTuple_SET_ITEM(args.get(), i, Py_NewRef(frame->localsplus[i]));
+  for (int i = positional; i < positional + keywords; ++i)
+    if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(code->co_localsplusnames, i), frame->localsplus[i]) < 0)
+      return nullptr;
+  PyObject* r = call_ex(f.get(), args.get(), kwargs.get());
+  if (r != Py_NotImplemented) return r;
+  Py_DECREF(r);
+  *handled = false;
+  return nullptr;
 }
 
 }  // namespace kiln::capture

@@ -30,6 +30,7 @@ enum class Policy : unsigned char {
   ObjectGetAttr,
   RequiresGrad,
   RunBackward,
+  Polyfill,
   Break,
 };
 

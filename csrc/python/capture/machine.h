@@ -186,7 +186,10 @@ class Machine {
   PyObject* call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf,
                               PyObject* kwnames);  // tensors.cpp
   bool is_torch_operator(PyObject* o);
-  bool is_disable_wrapper(PyCodeObject* code);
+  /// Code of the compiler that PyTorch ships: wrappers are looked through, markers ignored, the rest breaks.
+  enum class PeerCode : uint8_t { None, Wrapper, Marker, Other };
+  static PeerCode peer_code(PyCodeObject* code);
+  PyObject* call_polyfill(py311::Frame* frame, bool* handled);
   void guard_identity(PyObject* real);
   /// The frame of a Python function with a policy of its own; *handled is false if it is to be interpreted.
   PyObject* call_python_special(py311::Frame* frame, bool* handled);
