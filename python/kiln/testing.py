@@ -85,7 +85,7 @@ def difference(
         if (
             a == b
             or (math.isnan(a) and math.isnan(b))
-            or math.isclose(a, b, rel_tol=rtol or 1e-5, abs_tol=atol or 1e-7)
+            or math.isclose(a, b, rel_tol=rtol or 1e-5, abs_tol=atol or 1e-6)
         ):
             return None
         return f"{where}: {a!r} and {b!r}"

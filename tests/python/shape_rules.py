@@ -4,9 +4,10 @@ import collections
 import warnings
 
 import torch
-from kiln import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from kiln import _C
 
 # Results whose strides or values are no rule's business: memory that is not a plain strided tensor.
 _PLAIN = {

@@ -4,8 +4,9 @@ import operator
 
 import pytest
 import torch
-from kiln import _C
 from torch.fx.passes.graph_drawer import FxGraphDrawer
+
+from kiln import _C
 
 ATEN = """graph joint {
   input %primals_1 : f32[2, 3]

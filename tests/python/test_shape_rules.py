@@ -3,13 +3,26 @@ call also on inputs of other memory layouts."""
 
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
 from kiln import _C
 from shape_rules import Recorder, run_sample
-from torch.testing._internal.common_methods_invocations import op_db
 
 SAMPLES = 4
 # Their samples need other layouts, files or minutes; their ATen calls occur in other operators' samples.
-_SKIPPED = ("_refs", "ops.", "sparse", "to_sparse", "torch.ops", "signal", "jiterator", "fft", "linalg.ldl", "stft", "istft")
+_SKIPPED = (
+    "_refs",
+    "ops.",
+    "sparse",
+    "to_sparse",
+    "torch.ops",
+    "signal",
+    "jiterator",
+    "fft",
+    "linalg.ldl",
+    "stft",
+    "istft",
+)
 OPS = sorted({op.name: op for op in op_db if not op.name.startswith(_SKIPPED)}.items())
 
 
