@@ -108,7 +108,7 @@ def test_bisect_finds_the_graph(tmp_path):
             def make(k):
                 def f(x):
                     return x * k + 1
-                f.__code__ = f.__code__.replace(co_name=f"f{k}")
+                f.__code__ = f.__code__.replace(co_name=f"f{k}", co_qualname=f"f{k}")
                 return f
 
             def backend(gm, example_inputs):
