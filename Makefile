@@ -10,7 +10,7 @@ export CCACHE_SLOPPINESS ?= pch_defines,time_macros,include_file_mtime,include_f
 export CCACHE_BASEDIR ?= $(CURDIR)
 
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.h' 'include/*.h' 'tests/unit/*.cpp' 'tests/unit/*.h' 'examples/*.cpp')
-PYTHON_DIRS = python tests examples benchmarks tools
+PYTHON_DIRS = python tests examples tools
 
 .PHONY: help setup build build-pure cpp-tests asan-tests py-tests test demo bench wheel docs format lint clean
 
