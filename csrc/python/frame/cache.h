@@ -21,13 +21,14 @@ struct Entry {
   size_t num_inputs = 0, num_outputs = 0;            // of the graph
   std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
   py::Ref python_graph;                              // a Python backend's callable
-  /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises at
-  /// the right place with the right effects before it.
+  /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises
+  /// at the right place with the right effects before it.
   bool repeatable = false;
   std::unique_ptr<LeaveProgram> leave;
 
   // Exit: if null, the result is leave's only one. Otherwise leave's results are the tuple that `continuation` takes
   // behind the original arguments.
+  py::Ref globals;                // of the function it was made for: one code may run with others
   py::Ref continuation;           // code object
   py::Ref continuation_function;  // made of it for the function it was last used with
   int64_t id = 0;

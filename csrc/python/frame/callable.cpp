@@ -60,7 +60,7 @@ PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf
     if (!bind(function, c->self, args, PyVectorcall_NARGS(nargsf), kwnames, &bound))
       return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);  // raises as CPython does
     const guards::Call call{bound.locals, bound.count, function->func_closure,
-                            code->co_nlocalsplus - code->co_nfreevars};
+                            code->co_nlocalsplus - code->co_nfreevars, function->func_globals};
     std::vector<PyObject*> values;
     guards::Owned owned;
     // `callable` may be released by what it runs.

@@ -50,6 +50,23 @@ void restore_python_error(std::exception_ptr error) {
   }
 }
 
+/// An abandoned capture may leave in the middle of an except block: puts back what the thread was handling before.
+class HandledException {
+ public:
+  explicit HandledException(PyThreadState* tstate)
+      : tstate_(tstate), item_(tstate->exc_info), value_(py::Ref::borrow(item_->exc_value)) {}
+  ~HandledException() {
+    tstate_->exc_info = item_;
+    Py_XSETREF(item_->exc_value, value_.release());
+  }
+  HandledException(const HandledException&) = delete;
+
+ private:
+  PyThreadState* tstate_;
+  _PyErr_StackItem* item_;
+  py::Ref value_;
+};
+
 /// Ctrl-C during a compile stops it.
 void check_signals() {
   if (PyErr_CheckSignals() < 0) throw py::PythonError{};
@@ -174,6 +191,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     StageTimer timer("capture");
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
+    const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
   }
   check_signals();
@@ -200,6 +218,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   std::string graph_text;
   if (result.torch_level && (recording() || log_enabled(Topic::graph))) graph_text = graph::print(*result.torch_level);
   auto entry = std::make_shared<Entry>(result.guards, wanted);
+  entry->globals = py::Ref::borrow(frame->f_func->func_globals);
   entry->num_inputs = result.inputs.size();
   entry->leave = std::move(leave);
   entry->continuation = continuation.code;
@@ -282,8 +301,8 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
     PyErr_Clear();
     if (options().strict) raise("InternalError", "compiling " + place + " failed: " + what);
     cache.eager = true;
-    warn_once("internal " + place, "kiln: compiling " + place + " failed, it runs in eager. This is a bug of kiln's: " +
-                                       what + "\nHint: KILN_STRICT=1 raises the error instead.");
+    warn_once("internal " + what, "kiln: compiling " + place + " failed, it runs in eager. This is a bug of kiln's: " +
+                                      what + "\nHint: KILN_STRICT=1 raises the error instead.");
   }
   return nullptr;
 }

@@ -32,7 +32,8 @@ PyObject* run_plainly(PyThreadState* tstate, py311::Frame* frame, int throw_flag
 }
 
 guards::Call call_of(const Target& t, PyObject* const* locals, int count) {
-  return {locals, count, t.function->func_closure, t.code->co_nlocalsplus - t.code->co_nfreevars};
+  return {locals, count, t.function->func_closure, t.code->co_nlocalsplus - t.code->co_nfreevars,
+          t.function->func_globals};
 }
 
 /// A function object for `code` with the target's globals and closure.
@@ -204,7 +205,7 @@ EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyOb
     Entry& entry = *cache.entries[i];
     values.resize(entry.tree.num_wanted());
     owned.clear();
-    if (!entry.tree.check(call, values.data(), owned)) continue;
+    if (entry.globals.get() != call.globals || !entry.tree.check(call, values.data(), owned)) continue;
     ++entry.hits;
     // The next call most likely takes the same one.
     if (i > 0)

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <unordered_set>
 
 #include "python/cpython/py311.h"
@@ -53,6 +54,19 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
         if (!holds(f.guard, value_of(f.operand), value_of(f.other))) return Outcome::Fails;
         break;
     }
+  }
+  if (moving_tensors_.size() > 16) {
+    sorted_ = fixed_tensors_;
+    for (int slot : moving_tensors_) sorted_.push_back(slots_[slot]);
+    std::sort(sorted_.begin(), sorted_.end());
+    return std::adjacent_find(sorted_.begin(), sorted_.end()) == sorted_.end() ? Outcome::Holds : Outcome::Fails;
+  }
+  for (size_t i = 0; i < moving_tensors_.size(); ++i) {
+    PyObject* tensor = slots_[moving_tensors_[i]];
+    for (PyObject* other : fixed_tensors_)
+      if (other == tensor) return Outcome::Fails;
+    for (size_t j = 0; j < i; ++j)
+      if (slots_[moving_tensors_[j]] == tensor) return Outcome::Fails;
   }
   return Outcome::Holds;
 }
@@ -187,7 +201,19 @@ void GuardTree::make_fast() {
           }
           continue;
         case Guard::Kind::Is:
-          if (k.pinned) continue;
+          if (k.pinned) {
+            if (auto it = functions_.find(g); it != functions_.end()) {
+              const auto* f = reinterpret_cast<PyFunctionObject*>(guard.object.get());
+              const FunctionParts& parts = it->second;
+              add_word(&f->func_code, reinterpret_cast<uintptr_t>(parts.code.get()), -1, false);
+              add_word(&f->func_defaults, reinterpret_cast<uintptr_t>(parts.defaults.get()), -1, false);
+              add_word(&f->func_kwdefaults, reinterpret_cast<uintptr_t>(parts.kwdefaults.get()), -1, false);
+              if (f->func_kwdefaults)
+                add_word(&reinterpret_cast<PyDictObject*>(f->func_kwdefaults)->ma_version_tag, parts.kwdefaults_version,
+                         -1, false);
+            }
+            continue;
+          }
           break;
         case Guard::Kind::Equals:
           if (k.strong) continue;
@@ -220,6 +246,14 @@ void GuardTree::make_fast() {
     f.guard = g;
     f.operand = a.operand;
     f.other = b.operand;
+  }
+  fixed_tensors_.clear();
+  moving_tensors_.clear();
+  for (int id : tensors_) {
+    if (known[id].pinned)
+      fixed_tensors_.push_back(known[id].operand.object);
+    else
+      moving_tensors_.push_back(known[id].operand.slot);
   }
   for (int id : wanted_) delivered_.push_back(known[id].operand);
   slots_.assign(static_cast<size_t>(num_slots), nullptr);

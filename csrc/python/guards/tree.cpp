@@ -1,5 +1,7 @@
 #include "python/guards/tree.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "python/cpython/py311.h"
 #include "python/guards/text.h"
@@ -29,7 +31,15 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
     if (g.kind == Guard::Kind::Tensor) facts_[i] = tensor_facts(g);
     if (g.kind == Guard::Kind::Type)
       versions_[i] = py311::type_version(reinterpret_cast<PyTypeObject*>(g.object.get()));
+    if (g.kind == Guard::Kind::Is && PyFunction_Check(g.object.get())) {
+      auto* f = reinterpret_cast<PyFunctionObject*>(g.object.get());
+      functions_[static_cast<int>(i)] = {py::Ref::borrow(f->func_code), py::Ref::borrow(f->func_defaults),
+                                         py::Ref::borrow(f->func_kwdefaults),
+                                         f->func_kwdefaults ? py311::dict_version(f->func_kwdefaults) : 0};
+    }
     if (g.source) ends_[i].first = add_source(g.source);
+    if (g.kind == Guard::Kind::Tensor && std::find(tensors_.begin(), tensors_.end(), ends_[i].first) == tensors_.end())
+      tensors_.push_back(ends_[i].first);
     if (g.other) ends_[i].second = add_source(g.other);
     if (!g.source)
       globals_.push_back(static_cast<int>(i));
@@ -241,7 +251,7 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return Py_TYPE(value) == type && (!versions_[i] || type->tp_version_tag == versions_[i]);
     }
     case Guard::Kind::Is:
-      return value == g.object.get();
+      return value == g.object.get() && same_function(i);
     case Guard::Kind::Equals:
       return same_constant(value, g.object.get());
     case Guard::Kind::Length:
@@ -266,6 +276,23 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
   return false;
 }
 
+bool GuardTree::same_function(int guard) const {
+  auto it = functions_.find(guard);
+  if (it == functions_.end()) return true;
+  const auto* f = reinterpret_cast<PyFunctionObject*>(guards_[guard].object.get());
+  const FunctionParts& parts = it->second;
+  return f->func_code == parts.code.get() && f->func_defaults == parts.defaults.get() &&
+         f->func_kwdefaults == parts.kwdefaults.get() &&
+         (!f->func_kwdefaults || py311::dict_version(f->func_kwdefaults) == parts.kwdefaults_version);
+}
+
+bool GuardTree::all_distinct() {
+  sorted_.clear();
+  for (int n : tensors_) sorted_.push_back(values_[n]);
+  std::sort(sorted_.begin(), sorted_.end());
+  return std::adjacent_find(sorted_.begin(), sorted_.end()) == sorted_.end();
+}
+
 bool GuardTree::run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node) {
   ++slow_runs_;
   *failed_guard = *failed_node = -1;
@@ -282,6 +309,10 @@ bool GuardTree::run_slow(const Call& call, Owned& owned, int* failed_guard, int*
   }
   for (int g : binary_)
     if (!holds(g, values_[ends_[g].first], values_[ends_[g].second])) return *failed_guard = g, false;
+  if (all_distinct()) return true;
+  // The first run is for the very call that was captured: what is one tensor there need not be two.
+  if (slow_runs_ > 1) return false;
+  tensors_.clear();
   return true;
 }
 
@@ -313,6 +344,7 @@ std::string GuardTree::failure(const Call& call) {
   Owned owned;
   int guard, node;
   if (run_slow(call, owned, &guard, &node)) return "";
+  if (guard < 0 && node < 0) return "two tensors that were different are one";
   if (guard < 0) return nodes_[node].source->text() + " no longer exists";
   const Guard& g = guards_[guard];
   std::string text = g.text();
@@ -322,6 +354,7 @@ std::string GuardTree::failure(const Call& call) {
   if (g.kind == Guard::Kind::Type && Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(g.object.get()))
     return text + ": the class was changed";
   if (g.kind == Guard::Kind::Type) return text + ": got " + Py_TYPE(value)->tp_name;
+  if (g.kind == Guard::Kind::Is && value == g.object.get()) return text + ": its code or defaults were changed";
   if (g.kind == Guard::Kind::Length) return text + ": got " + std::to_string(length_of(value));
   return text + ": got " + repr_of(value);
 }

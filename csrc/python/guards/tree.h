@@ -16,6 +16,7 @@ struct Call {
   int num_locals = 0;                 // length of `locals`
   PyObject* closure = nullptr;        // tuple of cells, or null
   int first_free = 0;                 // localsplus index of the first free variable
+  PyObject* globals = nullptr;        // the function's
 };
 
 /// References that live until the values that `check` gave out were taken over.
@@ -29,6 +30,8 @@ using Owned = std::vector<py::Ref>;
 /// its stamp is looked at. Objects found by other ways (a local, a list's item) are compared by address and what hangs
 /// on them is checked again. If anything in the fast program differs, the slow one decides, and the fast one is made
 /// anew; what keeps differing is no longer assumed. All members need the GIL. Reads run no Python code.
+/// Sources with a tensor guard were different tensors when captured (one tensor found by two sources has one tensor
+/// guard and a SameObject), and must be so again.
 class GuardTree {
  public:
   /// `wanted`: sources whose objects `check` delivers.
@@ -101,15 +104,24 @@ class GuardTree {
   int add_node(Node node);
   PyObject* fetch(const Node& node, PyObject* base, PyObject* key, const Call& call, Owned& owned) const;
   bool holds(int guard, PyObject* value, PyObject* other) const;
+  bool same_function(int guard) const;
+  bool all_distinct();
   bool run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node);
   enum class Outcome : uint8_t { Holds, Fails, Unknown };
   Outcome run_fast(const Call& call, Owned& owned);
   void make_fast();
 
   std::vector<Guard> guards_;
-  std::vector<TensorFacts> facts_;         // one per guard, filled for tensors
-  std::vector<uint32_t> versions_;         // one per guard, type version for Type
-  std::vector<std::pair<int, int>> ends_;  // one per guard: nodes of source and other, -1
+  std::vector<TensorFacts> facts_;  // one per guard, filled for tensors
+  std::vector<uint32_t> versions_;  // one per guard, type version for Type
+  /// What a function guarded by identity consists of: assigning to these changes what a call of it means.
+  struct FunctionParts {
+    py::Ref code, defaults, kwdefaults;
+    uint64_t kwdefaults_version = 0;
+  };
+  std::unordered_map<int, FunctionParts> functions_;  // by guard
+  std::vector<int> tensors_;                          // nodes with a tensor guard: all are different objects
+  std::vector<std::pair<int, int>> ends_;             // one per guard: nodes of source and other, -1
   std::vector<Node> nodes_;
   std::unordered_map<std::string, int> ids_;
   std::vector<int> order_;    // nodes, parents before children, likely failures first
@@ -123,6 +135,9 @@ class GuardTree {
   std::vector<Operand> delivered_;  // where the fast program's wanted values are
   std::vector<Word> words_;
   std::vector<WordNode> word_nodes_;
+  std::vector<PyObject*> fixed_tensors_;  // known to the fast program, different from each other
+  std::vector<int> moving_tensors_;       // slots
+  std::vector<PyObject*> sorted_;         // scratch
   bool has_fast_ = false;
   WordNode failed_ = {-1, false};  // the assumption that failed last
   int64_t slow_runs_ = 0;
