@@ -79,6 +79,14 @@ Metas foreach_of(const OpInfo& info, Args args) {
   }
   return out;
 }
+/// The first N lists of tensors, each changed to a new one of the same layout.
+template <size_t N>
+Metas fused_optimizer(const OpInfo&, Args args) {
+  Metas out;
+  for (size_t i = 0; i < N; ++i)
+    for (const TensorMeta* t : tensor_list(args, i)) out.push_back(t ? like(*t) : undefined_meta());
+  return out;
+}
 Metas foreach_norm(const OpInfo& info, Args args);
 Metas foreach_norm_same(const OpInfo& info, Args args);
 Metas foreach_copy(const OpInfo& info, Args args);

@@ -95,6 +95,7 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
     *out = Arg(aten::memory_format_of(reinterpret_cast<THPMemoryFormat*>(o)->memory_format));
   } else if (PyTuple_Check(o) || PyList_Check(o)) {
     Arg::List list;
+    if (PyTuple_Check(o)) list.emplace_back("tuple");  // x[0, 1] is not x[[0, 1]]
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i) {
       Arg a;
       if (!to_arg(PySequence_Fast_GET_ITEM(o, i), &a)) return false;
