@@ -98,7 +98,13 @@ const OpInfo* lookup(Op op) { return registry().find(op); }
 std::vector<TensorMeta> infer(Op op, std::span<const Arg> args) {
   const OpInfo* info = lookup(op);
   if (!info || !info->rule) throw Unsupported("no shape rule for " + op.name());
-  return info->rule(*info, args);
+  try {
+    return info->rule(*info, args);
+  } catch (const std::bad_variant_access&) {
+    throw Unsupported("the shape rule of " + op.name() + " does not know arguments of these kinds");
+  } catch (const std::out_of_range&) {
+    throw Unsupported("the shape rule of " + op.name() + " misses an argument or a dim");
+  }
 }
 
 bool is_random(Op op) {
