@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/pass.h"
 #include "base/timer.h"
+#include "graph/passes/channels_last.h"
 #include "graph/passes/passes.h"
 #include "joint/finish.h"
 #include "ops/ops.h"
@@ -36,6 +37,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   graph::Graph& g = *joint.graph;
   pass("joint.remove_dead", g, [&] { return joint::remove_dead(g); });
   graph::clean_up(g);
+  // Before the partition, so that saved activations keep the layout.
+  pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
   pass("joint.separate_outputs", g, [&] { return joint::separate_outputs(joint); });
   if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "joint graph", graph::print(g));
 
