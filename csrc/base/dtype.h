@@ -5,19 +5,20 @@
 
 namespace kiln {
 
-// name as IR texts spell it (torch's short names), size in bytes, kind (b bool, u unsigned, i signed, f float, c complex)
-#define KILN_DTYPES(X)      \
-  X(Bool, "b8", 1, 'b')     \
-  X(UInt8, "u8", 1, 'u')    \
-  X(Int8, "i8", 1, 'i')     \
-  X(Int16, "i16", 2, 'i')   \
-  X(Int32, "i32", 4, 'i')   \
-  X(Int64, "i64", 8, 'i')   \
-  X(Float16, "f16", 2, 'f') \
-  X(BFloat16, "bf16", 2, 'f') \
-  X(Float32, "f32", 4, 'f') \
-  X(Float64, "f64", 8, 'f') \
-  X(Complex64, "c64", 8, 'c') \
+// name as IR texts spell it (torch's short names), size in bytes, kind (b bool, u unsigned, i signed, f float, c
+// complex)
+#define KILN_DTYPES(X)           \
+  X(Bool, "b8", 1, 'b')          \
+  X(UInt8, "u8", 1, 'u')         \
+  X(Int8, "i8", 1, 'i')          \
+  X(Int16, "i16", 2, 'i')        \
+  X(Int32, "i32", 4, 'i')        \
+  X(Int64, "i64", 8, 'i')        \
+  X(Float16, "f16", 2, 'f')      \
+  X(BFloat16, "bf16", 2, 'f')    \
+  X(Float32, "f32", 4, 'f')      \
+  X(Float64, "f64", 8, 'f')      \
+  X(Complex64, "c64", 8, 'c')    \
   X(Complex128, "c128", 16, 'c') \
   X(Opaque, "opaque", 1, 'o')  // a dtype kiln only passes on (quantized, float8, ...)
 

@@ -30,8 +30,8 @@ class InternalError : public std::runtime_error {
 }  // namespace kiln
 
 /// Checks an invariant of kiln's own; `message` is any expression convertible to std::string, built only on failure.
-#define KILN_CHECK(condition, message) \
-  do {                                 \
-    if (!(condition)) [[unlikely]]     \
+#define KILN_CHECK(condition, message)                             \
+  do {                                                             \
+    if (!(condition)) [[unlikely]]                                 \
       ::kiln::fail_check(__FILE__, __LINE__, #condition, message); \
   } while (0)

@@ -10,8 +10,8 @@
 // The stages in order. compile.cpp is the newcomer's map of the compiler.
 namespace kiln::compiler {
 
-/// Compiles one functional ATen graph (decompose -> lower -> loops -> schedule -> codegen). `inference`: no autograd will
-/// ever run through it and parameters may be frozen. Throws Unsupported or InternalError.
+/// Compiles one functional ATen graph (decompose -> lower -> loops -> schedule -> codegen). `inference`: no autograd
+/// will ever run through it and parameters may be frozen. Throws Unsupported or InternalError.
 std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, bool inference);
 
 /// Makes artifacts of functional graphs. Custom AOT compilers (kiln.aot.aot_module_simplified) and the default backend

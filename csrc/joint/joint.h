@@ -65,7 +65,8 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 /// The program that a traced graph stands for. Besides ATen ops it knows
 ///   kiln::backward(Tensor[] tensors, Tensor?[] grad_tensors, bool retain_graph, bool create_graph, Tensor[] inputs)
 ///     as torch.autograd.backward; `inputs` empty: all leaves
-///   kiln::autograd_grad(Tensor[] outputs, Tensor?[] grad_outputs, Tensor[] inputs, bool retain_graph, bool create_graph,
+///   kiln::autograd_grad(Tensor[] outputs, Tensor?[] grad_outputs, Tensor[] inputs, bool retain_graph, bool
+///   create_graph,
 ///                       bool allow_unused) -> Tensor[]   as torch.autograd.grad
 ///   kiln::grad(Tensor t) -> Tensor                       t.grad, which must be defined at that point
 ///   kiln::set_grad(Tensor t, Tensor? grad)               t.grad = grad; also how a .grad that is there on entry is

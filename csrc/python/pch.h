@@ -1,7 +1,7 @@
 #pragma once
 // PyTorch's Python-facing headers, precompiled.
-#include "aten/pch.h"
-
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
+
+#include "aten/pch.h"

@@ -57,7 +57,9 @@ class Converter {
     const bool back = n.op == Op("aten::convolution_backward");
     for (size_t i = 0; i < (back ? 2u : 1u); ++i) n.args[i] = channels_last(n.args[i].value());
     const std::vector<TensorMeta> before = n.results;
-    set_strides(n, 0, strides_for(before[0].sizes, MemoryFormat::ChannelsLast));
+    // The gradient of a network's input is often not wanted.
+    if (before[0].defined && before[0].dim() == 4)
+      set_strides(n, 0, strides_for(before[0].sizes, MemoryFormat::ChannelsLast));
   }
 
   /// Recomputes the strides of a node's results; false if its rule does not take the new layouts.

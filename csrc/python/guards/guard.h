@@ -10,20 +10,20 @@ namespace kiln::guards {
 /// One observation that capture made and that must hold again for its result to be valid.
 struct Guard {
   enum class Kind : uint8_t {
-    Type,         // type(source) is `object`, and that type's version tag is unchanged (class attributes are as they were)
-    Is,           // source is `object` (None, True, functions, types, modules, nn.Module instances where identity matters)
-    Equals,       // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex,
-                  // dtype and other immutable constants, and tuples/frozensets of them
-    Length,       // len of a list, tuple, dict or set is `number`
-    DictKeys,     // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
-    DictHas,      // dict has key `object`
+    Type,      // type(source) is `object`, and that type's version tag is unchanged (class attributes are as they were)
+    Is,        // source is `object` (None, True, functions, types, modules, nn.Module instances where identity matters)
+    Equals,    // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex,
+               // dtype and other immutable constants, and tuples/frozensets of them
+    Length,    // len of a list, tuple, dict or set is `number`
+    DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
+    DictHas,   // dict has key `object`
     DictLacks,    // dict lacks key `object` (an attribute found on the class, a global found in builtins)
     Tensor,       // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
     SameObject,   // source and `other` are one object
     NotSame,      // source and `other` are two objects (both tensors that the graph treats as distinct)
     NoOverlap,    // storages of tensor source and `other` do not overlap (one of them is written)
-    GlobalState,  // grad mode, inference mode, autocast, default dtype, deterministic flags, function modes are `number`
-                  // packed by pack_global_state()
+    GlobalState,  // grad mode, inference mode, autocast, default dtype, deterministic flags, function modes are
+                  // `number` packed by pack_global_state()
   };
   Kind kind;
   SourcePtr source;  // null for GlobalState
