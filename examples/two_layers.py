@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 
 import torch
-from kiln.aot import aot_module_simplified, make_boxed_func
 from torch import nn
 from torch.fx.passes.graph_drawer import FxGraphDrawer
 from torch.nn import functional as F
 
 import kiln
+from kiln.aot import aot_module_simplified, make_boxed_func
 
 
 class TwoLayers(nn.Module):
