@@ -305,7 +305,7 @@ PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool
     const bool builtin = !(t->tp_flags & Py_TPFLAGS_HEAPTYPE);
     if (!builtin && (!module || !PyUnicode_Check(module) || strncmp(PyUnicode_AsUTF8(module), "torch", 5) != 0)) {
       // Functions and constants of a class of the user's: one guard on the class's version covers them all.
-      class_versions_.insert(type);
+      guard(GK::ClassVersion, child(SK::Const, nullptr, type), type, py311::type_version(t));
     }
     return hold.release();
   }

@@ -156,6 +156,13 @@ static bool see_arguments(Machine& m, Exec& e) {
   return true;
 }
 
+void Machine::guard_function(PyFunctionObject* function) {
+  auto* f = reinterpret_cast<PyObject*>(function);
+  if (made_functions.count(f) || is_trusted_namespace(function->func_globals)) return;
+  if (Known* k = find(f); k && k->active) return;
+  guard(Guard::Kind::Is, child(guards::Source::Kind::Const, nullptr, f), f);
+}
+
 PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
   Exec e{*this, ts, frame, frame->f_code, nullptr, nullptr};
   py311::RunningFrame running(ts, frame);
@@ -184,8 +191,9 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     e.at = e.next ? e.next - 1 : 0;
   } else if (fresh && e.root) {
     if (!place_root_arguments(e)) flow = Flow::Error;
-  } else if (fresh && !see_arguments(*this, e)) {
-    flow = Flow::Error;
+  } else if (fresh) {
+    guard_function(frame->f_func);
+    if (!see_arguments(*this, e)) flow = Flow::Error;
   }
   const auto& table = handlers();
   _Py_CODEUNIT* const first = py311::first_instruction(e.code);

@@ -191,6 +191,8 @@ class Machine {
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
   void guard_identity(PyObject* real);
+  /// Guards the code and the defaults of a function that is interpreted.
+  void guard_function(PyFunctionObject* function);
   /// The frame of a Python function with a policy of its own; *handled is false if it is to be interpreted.
   PyObject* call_python_special(py311::Frame* frame, bool* handled);
 
@@ -276,7 +278,6 @@ class Machine {
   std::unordered_map<Pair, py::Ref, PairHash> globals_seen_, attributes_seen_;
   std::unordered_map<PyObject*, bool> trusted_;
   std::unordered_map<PyObject*, py::Ref> dict_shadows_;  // object -> shadow of its __dict__
-  std::unordered_set<PyObject*> class_versions_;         // classes whose attributes were read through the class
   bool is_constant_type(PyTypeObject* t);
 };
 

@@ -116,6 +116,15 @@ void GuardTree::make_fast() {
     f.expected = reinterpret_cast<PyObject*>(type);
     f.pin = true;
   };
+  const auto check_version = [&](int guard) {
+    PyObject* type = guards_[guard].object.get();
+    if (!versions_[guard] || !versioned.insert(type).second) return;
+    Fast f;
+    f.op = FastOp::TypeVersion;
+    f.expected = type;
+    f.number = versions_[guard];
+    types.push_back(f);
+  };
   /// True if the content of the dict at node `id` is covered by its stamp.
   const auto stamp = [&](int id) {
     if (id < 0 || !known[id].pinned || nodes_[id].stamp_moves) return false;
@@ -192,13 +201,11 @@ void GuardTree::make_fast() {
       switch (guard.kind) {
         case Guard::Kind::Type:
           check_type(id, reinterpret_cast<PyTypeObject*>(guard.object.get()));
-          if (versions_[g] && versioned.insert(guard.object.get()).second) {
-            Fast f;
-            f.op = FastOp::TypeVersion;
-            f.expected = guard.object.get();
-            f.number = versions_[g];
-            types.push_back(f);
-          }
+          check_version(g);
+          continue;
+        case Guard::Kind::ClassVersion:
+          if (!k.pinned) break;
+          check_version(g);
           continue;
         case Guard::Kind::Is:
           if (k.pinned) {

@@ -44,6 +44,9 @@ std::string Guard::text() const {
     case Kind::Type:
       t = "type(" + s + ") is " + v;
       break;
+    case Kind::ClassVersion:
+      t = "class_unchanged(" + s + ")";
+      break;
     case Kind::Is:
       t = s + " is " + v;
       break;

@@ -29,7 +29,7 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
   for (size_t i = 0; i < guards_.size(); ++i) {
     const Guard& g = guards_[i];
     if (g.kind == Guard::Kind::Tensor) facts_[i] = tensor_facts(g);
-    if (g.kind == Guard::Kind::Type)
+    if (g.kind == Guard::Kind::Type || g.kind == Guard::Kind::ClassVersion)
       versions_[i] = py311::type_version(reinterpret_cast<PyTypeObject*>(g.object.get()));
     if (g.kind == Guard::Kind::Is && PyFunction_Check(g.object.get())) {
       auto* f = reinterpret_cast<PyFunctionObject*>(g.object.get());
@@ -249,6 +249,10 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
     case Guard::Kind::Type: {
       auto* type = reinterpret_cast<PyTypeObject*>(g.object.get());
       return Py_TYPE(value) == type && (!versions_[i] || type->tp_version_tag == versions_[i]);
+    }
+    case Guard::Kind::ClassVersion: {
+      auto* type = reinterpret_cast<PyTypeObject*>(g.object.get());
+      return value == g.object.get() && (!versions_[i] || type->tp_version_tag == versions_[i]);
     }
     case Guard::Kind::Is:
       return value == g.object.get() && same_function(i);
