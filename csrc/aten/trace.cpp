@@ -125,9 +125,10 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
   std::string name = op.operator_name().name;
   if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
+  // PyTorch's bindings of factories copy what they made if anyone else holds it, and the copy would be unknown.
   bool from_tensors = false;
   for (const graph::Arg& a : args) graph::for_each_value(a, [&](const graph::Value&) { from_tensors = true; });
-  making_from_nothing = !from_tensors;
+  making_from_nothing = !from_tensors || op.operator_name().name.ends_with("_like");
   graph::Node* node = trace->record(graph::Op(name), std::move(args), tensors);
   making_from_nothing = false;
   node->returns_list = list;

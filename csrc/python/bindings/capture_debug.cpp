@@ -1,6 +1,7 @@
 // kiln._C._debug_capture(fn, *args, **kwargs): what capture makes of one call, as text; for tests of capture alone.
 #include "base/error.h"
 #include "python/bindings/bindings.h"
+#include "python/capture/callables.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
 
@@ -103,6 +104,12 @@ pybind11::dict debug_capture(const pybind11::function& fn, const pybind11::args&
 
 }  // namespace
 
-KILN_BINDINGS(capture_debug) { m.def("_debug_capture", &debug_capture); }
+KILN_BINDINGS(capture_debug) {
+  m.def("_debug_capture", &debug_capture);
+  m.def("_unresolved_callables", [] {
+    capture::load_callables();
+    return capture::unresolved_callables();
+  });
+}
 
 }  // namespace kiln::bindings

@@ -422,8 +422,12 @@ int Machine::load_method(PyObject* o, PyObject* name, PyObject** method) {
         bool found = false;
         PyObject* v = load_instance_attr(o, k, name, &found);
         if (PyErr_Occurred()) return -1;
-        *method = found ? v : hold.release();
-        return found ? 0 : 1;
+        if (!found && classify(descr) == Class::Instance)  // lru_cache's wrappers: they exist, and the class is the way
+          v = see(descr, child(SK::Attr, child(SK::Const, nullptr, reinterpret_cast<PyObject*>(t)), name));
+        else if (!found)
+          v = hold.release();
+        *method = v;
+        return !v ? -1 : found ? 0 : 1;
       }
     } else if (!k) {
       const int unbound = _PyObject_GetMethod(o, name, method);

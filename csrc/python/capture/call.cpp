@@ -194,11 +194,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     return prepend(method, callable);
   }
   if (t == &_PyWeakref_RefType) return call_weakref(callable);
-  if (strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0) {  // the function itself, without the cache
-    static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
-    py::Ref wrapped = py::Ref::steal(load_attr(callable, wrapped_name));
-    return wrapped ? call(wrapped.get(), args, nargsf, kwnames) : nullptr;
-  }
+  if (strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0) return call_cached(callable, args, nargsf, kwnames);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
   return graph_break("call-of-unknown-object", "a call of " + describe(callable));
@@ -357,6 +353,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Break:
       return graph_break("call-that-breaks", "a call of " + describe(callable));
     case Policy::Polyfill:
+    case Policy::Defer:
     case Policy::Interpret:
     case Policy::Unknown:
       break;
@@ -376,8 +373,8 @@ bool Machine::is_torch_operator(PyObject* o) {
     PyErr_Clear();
     return t;
   }();
-  return types && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, 0))) ||
-         (types && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, 1))));
+  auto is = [&](int i) { return PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i))); };
+  return types && (is(0) || is(1));
 }
 
 void Machine::guard_identity(PyObject* real) {
@@ -421,6 +418,8 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
       return Py_NewRef(Py_False);
     case Policy::Polyfill:
       return call_polyfill(frame, handled);
+    case Policy::Defer:
+      return defer_call(frame);
     case Policy::Paused: {
       Paused paused_here(*this);
       aten::RecordingPaused no_recording;
@@ -450,10 +449,52 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
   return (*known)[code] = kind;
 }
 
+PyObject* Machine::defer_call(py311::Frame* frame) {
+  PyCodeObject* code = frame->f_code;
+  Deferred call;
+  call.callable = py::Ref::borrow(reinterpret_cast<PyObject*>(frame->f_func));
+  int at = 0;
+  for (; at < code->co_argcount; ++at) call.args.push_back(py::Ref::borrow(frame->localsplus[at]));
+  if (code->co_kwonlyargcount) return graph_break("call-that-breaks", "a call with keyword-only arguments");
+  if (code->co_flags & CO_VARARGS) {
+    PyObject* rest = frame->localsplus[at++];
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rest); ++i)
+      call.args.push_back(py::Ref::borrow(PyTuple_GET_ITEM(rest, i)));
+  }
+  if (code->co_flags & CO_VARKEYWORDS) call.kwargs = py::Ref::borrow(frame->localsplus[at]);
+  if (call.kwargs && PyDict_GET_SIZE(call.kwargs.get()))
+    return graph_break("call-that-breaks",
+                       std::string("a call with keywords of ") + PyUnicode_AsUTF8(code->co_qualname));
+  deferred.push_back(std::move(call));
+  return Py_NewRef(Py_None);
+}
+
+PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  const size_t all = PyVectorcall_NARGS(nargsf) + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  bool plain = true;
+  for (size_t i = 0; plain && i < all; ++i) plain = is_constant(args[i]) || find_plain(args[i]);
+  if (plain && find_plain(wrapper)) {
+    // The very call that eager makes: it runs or finds what an earlier call left. A constant result stays right.
+    for (size_t i = 0; i < all; ++i)
+      if (Known* k = find_plain(args[i])) guard(Guard::Kind::Is, k->source, args[i]);
+    py::Ref r;
+    {
+      Paused paused_here(*this);
+      aten::RecordingPaused no_recording;
+      aten::NoFakeGuard real;
+      r = py::Ref::steal(PyObject_Vectorcall(wrapper, args, nargsf, kwnames));
+    }
+    if (!r) return nullptr;
+    if (is_constant(r.get())) return r.release();
+  }
+  static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
+  py::Ref wrapped = py::Ref::steal(load_attr(wrapper, wrapped_name));
+  return wrapped ? call(wrapped.get(), args, nargsf, kwnames) : nullptr;
+}
+
 PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
   PyCodeObject* code = frame->f_code;
-  static PyObject* module = PyImport_ImportModule("kiln._polyfills");
-  py::Ref f = py::Ref::steal(module ? PyObject_GetAttr(module, code->co_name) : nullptr);
+  py::Ref f = py::Ref::steal(PyObject_GetAttr(polyfills(), code->co_name));
   if (!f) return nullptr;
   const int positional = code->co_argcount, keywords = code->co_kwonlyargcount;
   py::Ref args = py::Ref::steal(PyTuple_New(positional)), kwargs = py::Ref::steal(PyDict_New());

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "python/cpython/ref.h"
 
@@ -52,6 +53,7 @@ struct Tables {
   std::unordered_map<const void*, Policy> callables;
   std::unordered_map<const void*, Policy> functions;  // by code object
   std::unordered_set<PyTypeObject*> pure_types;
+  std::vector<std::string> unresolved;
 
   void add(PyObject* o, Policy policy) {
     if (PyType_Check(o)) return;
@@ -72,6 +74,10 @@ struct Tables {
         if (d) v = py::Ref::borrow(d);
       }
       if (!v) v = py::Ref::steal(PyObject_GetAttrString(o.get(), name.c_str()));
+      if (!v) {  // a submodule that its package hides (torch.optim.adam)
+        PyErr_Clear();
+        v = py::Ref::steal(PyImport_ImportModule(path.substr(0, next).c_str()));
+      }
       o = std::move(v);
       dot = next;
     }
@@ -85,7 +91,10 @@ struct Tables {
       const bool all = path.size() > 2 && path.compare(path.size() - 2, 2, ".*") == 0;
       if (all) path.resize(path.size() - 2);
       py::Ref o = resolve(path);
-      if (!o) continue;
+      if (!o) {
+        unresolved.push_back(path);
+        continue;
+      }
       if (!all) {
         add(o.get(), row.policy);
         continue;
@@ -134,7 +143,10 @@ struct Tables {
         }
         o = std::move(inner);
       }
-      if (!o || !PyFunction_Check(o.get())) continue;
+      if (!o || !PyFunction_Check(o.get())) {
+        unresolved.push_back(row.path);
+        continue;
+      }
       Py_INCREF(o.get());  // its code must keep its address
       functions[reinterpret_cast<PyFunctionObject*>(o.get())->func_code] = row.policy;
     }
@@ -151,6 +163,18 @@ Tables& tables() {
   return *t;
 }
 }  // namespace
+
+PyObject* polyfills() {
+  static PyObject* module = PyImport_ImportModule("kiln._polyfills");
+  if (!module) throw InternalError("kiln._polyfills cannot be imported");
+  return module;
+}
+
+void load_callables() {
+  polyfills();
+  tables();
+}
+const std::vector<std::string>& unresolved_callables() { return tables().unresolved; }
 
 Policy policy_of(PyObject* callable) {
   const auto& map = tables().callables;

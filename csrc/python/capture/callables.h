@@ -1,6 +1,9 @@
 #pragma once
 #include <Python.h>
 
+#include <string>
+#include <vector>
+
 namespace kiln::capture {
 
 /// What calling something means during a capture; see callables.def.
@@ -31,9 +34,16 @@ enum class Policy : unsigned char {
   RequiresGrad,
   RunBackward,
   Polyfill,
+  Defer,
   Break,
 };
 
+/// Resolves the table's paths, once. Runs Python code, so it must be called before a capture begins.
+void load_callables();
+/// Paths of the table that name nothing in this Python and PyTorch.
+const std::vector<std::string>& unresolved_callables();
+/// kiln._polyfills, borrowed.
+PyObject* polyfills();
 /// Of a builtin function or method, a descriptor or a slot wrapper; Unknown for what the table lacks.
 Policy policy_of(PyObject* callable);
 /// Of a Python function, by its code; Interpret for all that the table lacks.

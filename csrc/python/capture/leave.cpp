@@ -3,6 +3,7 @@
 
 #include "aten/fake.h"
 #include "base/error.h"
+#include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/pch.h"
 
@@ -43,6 +44,7 @@ class Leaver {
   }
   RecipePtr output(PyObject* tensor);
   RecipePtr instance(PyObject* o);
+  std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...
   RecipePtr by_reduce(PyObject* o);
   RecipePtr begin(PyObject* o, Recipe::Kind kind) {
     RecipePtr r = make(kind);
@@ -51,6 +53,7 @@ class Leaver {
   }
   void attributes(PyObject* o, Recipe& r);
   void diff_dict(const Known& k);
+  void diff_attributes(const Known& k);
 
   Machine& m;
   std::unordered_map<PyObject*, RecipePtr> made_;
@@ -111,11 +114,27 @@ void Leaver::attributes(PyObject* o, Recipe& r) {
   }
 }
 
+std::vector<RecipePtr> Leaver::dict_parts(PyObject* o) {
+  py::Ref items = base_items(o);
+  std::vector<RecipePtr> parts;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
+    PyObject* pair = PyList_GET_ITEM(items.get(), i);
+    parts.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
+    parts.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
+  }
+  return parts;
+}
+
 RecipePtr Leaver::instance(PyObject* o) {
   PyTypeObject* t = Py_TYPE(o);
   auto* type = reinterpret_cast<PyObject*>(t);
   PyTypeObject* base = t;
   while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
+  // Only classes made in Python: those of C keep state where no recipe sees it.
+  static const destructor python_dealloc = reinterpret_cast<PyTypeObject*>(names().module_type)->tp_dealloc;
+  const bool in_python = (t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_dealloc == python_dealloc;
+  if (!in_python && !PyTuple_Check(o) && !PyExceptionInstance_Check(o))
+    throw NotRebuildable{std::string("an object of class ") + t->tp_name};
   if (PyTuple_Check(o) && t->tp_new != PyTuple_Type.tp_new && !PyObject_HasAttrString(type, "_fields")) {
     // Structure sequences (torch.return_types) are made from a sequence.
     RecipePtr r = make(Recipe::Kind::Call);
@@ -142,25 +161,7 @@ RecipePtr Leaver::instance(PyObject* o) {
   r->parts = {constant(reinterpret_cast<PyObject*>(base)), extra};
   attributes(o, *r);
   if (PyDict_Check(o)) {
-    // The elements as the dict itself has them, whatever its class makes of iteration.
-    py::Ref items = py::Ref::steal(
-        PyODict_Check(o) ? PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "items", "O", o) : nullptr);
-    py::Ref list = items ? py::Ref::steal(PySequence_List(items.get())) : py::Ref();
-    if (list) {
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) {
-        PyObject* pair = PyList_GET_ITEM(list.get(), i);
-        r->elements.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
-        r->elements.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
-      }
-    } else {
-      PyErr_Clear();
-      Py_ssize_t pos = 0;
-      PyObject *key, *value;
-      while (PyDict_Next(o, &pos, &key, &value)) {
-        r->elements.push_back(recipe(key));
-        r->elements.push_back(recipe(value));
-      }
-    }
+    r->elements = dict_parts(o);
   } else if (PyList_Check(o)) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(o); ++i) r->elements.push_back(recipe(PyList_GET_ITEM(o, i)));
   } else if (PyAnySet_Check(o)) {
@@ -174,12 +175,7 @@ RecipePtr Leaver::instance(PyObject* o) {
 
 /// Iterators and partials say themselves how to make them again: (callable, arguments, state).
 RecipePtr Leaver::by_reduce(PyObject* o) {
-  static PyObject* rebuild = [] {
-    PyObject* module = PyImport_ImportModule("kiln._polyfills");
-    PyObject* f = module ? PyObject_GetAttrString(module, "rebuild") : nullptr;
-    Py_XDECREF(module);
-    return f;
-  }();
+  static PyObject* rebuild = PyObject_GetAttrString(polyfills(), "rebuild");
   py::Ref reduced = py::Ref::steal(PyObject_CallMethod(o, "__reduce__", nullptr));
   if (!reduced || !rebuild || !PyTuple_Check(reduced.get()) || PyTuple_GET_SIZE(reduced.get()) < 2) {
     PyErr_Clear();
@@ -204,13 +200,7 @@ RecipePtr Leaver::contents(PyObject* o) {
   if (PyDict_Check(o)) {
     const bool plain = PyDict_CheckExact(o), ordered = !plain && Py_TYPE(o) == &PyODict_Type;
     r = begin(o, plain ? Recipe::Kind::Dict : Recipe::Kind::Instance);
-    py::Ref items = py::Ref::steal(PyMapping_Items(o));
-    std::vector<RecipePtr> parts;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
-      PyObject* pair = PyList_GET_ITEM(items.get(), i);
-      parts.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
-      parts.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
-    }
+    std::vector<RecipePtr> parts = dict_parts(o);
     if (plain) {
       r->parts = std::move(parts);
     } else if (ordered) {
@@ -360,7 +350,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
 
 void Leaver::diff_dict(const Known& k) {
   PyObject* now = k.stand_in.get();
-  py::Ref items = py::Ref::steal(PyMapping_Items(now));
+  py::Ref items = base_items(now);
   PyObject* before = k.snapshot.get();  // key, value, key, value ...
   const Py_ssize_t n_before = PyList_GET_SIZE(before) / 2, n = PyList_GET_SIZE(items.get());
   bool same = n == n_before;
@@ -398,11 +388,7 @@ void Leaver::diff_dict(const Known& k) {
   };
   if (!ordered) {
     RecipePtr value = make(Recipe::Kind::Dict);
-    for (Py_ssize_t i = 0; i < n; ++i) {
-      PyObject* pair = PyList_GET_ITEM(items.get(), i);
-      value->parts.push_back(recipe(PyTuple_GET_ITEM(pair, 0)));
-      value->parts.push_back(recipe(PyTuple_GET_ITEM(pair, 1)));
-    }
+    value->parts = dict_parts(now);
     effect(SideEffect::Kind::ReplaceDict).value = value;
     return;
   }
@@ -421,7 +407,35 @@ void Leaver::diff_dict(const Known& k) {
   }
 }
 
+void Leaver::diff_attributes(const Known& k) {
+  py::Ref now = py::Ref::steal(PyObject_GenericGetDict(k.stand_in.get(), nullptr));
+  PyObject* before = k.attributes.get();
+  auto effect = [&](SideEffect::Kind kind, PyObject* name, RecipePtr value) {
+    SideEffect e;
+    e.kind = kind;
+    e.target = source(k.source);
+    e.key = py::Ref::borrow(name);
+    e.value = std::move(value);
+    m.activate(const_cast<Known&>(k));
+    m.result.side_effects.push_back(std::move(e));
+  };
+  Py_ssize_t at = 0;
+  PyObject *name, *value;
+  while (PyDict_Next(before, &at, &name, &value))
+    if (!PyDict_Contains(now.get(), name)) effect(SideEffect::Kind::DelAttr, name, nullptr);
+  at = 0;
+  while (PyDict_Next(now.get(), &at, &name, &value))
+    if (PyDict_GetItem(before, name) != value) effect(SideEffect::Kind::SetAttr, name, recipe(value));
+}
+
 void Leaver::side_effects() {
+  for (const Machine::Deferred& call : m.deferred) {
+    SideEffect e;
+    e.kind = SideEffect::Kind::Call;
+    e.value = recipe(call.callable.get());
+    for (const py::Ref& a : call.args) e.extra.push_back(recipe(a.get()));
+    m.result.side_effects.push_back(std::move(e));
+  }
   auto add = [&](SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value) {
     SideEffect e;
     e.kind = kind;
@@ -435,7 +449,8 @@ void Leaver::side_effects() {
     if (k.kind != Known::Kind::Shadow) continue;
     PyObject* now = k.stand_in.get();
     PyObject* before = k.snapshot.get();
-    if (PyList_CheckExact(now)) {
+    if (k.attributes) diff_attributes(k);
+    if (PyList_Check(now)) {
       bool same = PyList_GET_SIZE(now) == PyList_GET_SIZE(before);
       for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(now); ++j)
         same = PyList_GET_ITEM(now, j) == PyList_GET_ITEM(before, j);
@@ -446,7 +461,7 @@ void Leaver::side_effects() {
       add(SideEffect::Kind::ReplaceList, source(k.source), nullptr, value);
     } else if (PyDict_Check(now)) {
       diff_dict(k);
-    } else if (PySet_CheckExact(now)) {
+    } else if (PySet_Check(now)) {
       bool same = PySet_GET_SIZE(now) == PyList_GET_SIZE(before);
       for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(before); ++j)
         same = PySet_Contains(now, PyList_GET_ITEM(before, j)) == 1;

@@ -8,6 +8,7 @@
 #include "aten/fake.h"
 #include "base/error.h"
 #include "base/options.h"
+#include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/pch.h"
 
@@ -413,6 +414,7 @@ CaptureResult Machine::run() {
 
 CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {
   names();
+  load_callables();
   CaptureOptions options = given;
   std::unordered_map<int, BreakReason> reasons;
   for (int attempt = 0; attempt < 64; ++attempt) {

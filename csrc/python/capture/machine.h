@@ -51,6 +51,7 @@ struct Known {
   py::Ref real;
   py::Ref stand_in;                                      // equals `real` for Plain
   py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
+  py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
 };
 
@@ -190,6 +191,9 @@ class Machine {
   enum class PeerCode : uint8_t { None, Wrapper, Marker, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
+  PyObject* defer_call(py311::Frame* frame);
+  /// A function under functools.lru_cache.
+  PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   void guard_identity(PyObject* real);
   /// Guards the code and the defaults of a function that is interpreted.
   void guard_function(PyFunctionObject* function);
@@ -236,6 +240,12 @@ class Machine {
   std::vector<int> root_calls;                         // the root's calls so far
   std::unordered_set<PyObject*> made_functions;
   std::vector<PyObject*> overlay_order;
+  struct Deferred {
+    py::Ref callable;
+    std::vector<py::Ref> args;
+    py::Ref kwargs;  // empty, if any
+  };
+  std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   bool grad_at_start = true;
   struct Grad {
@@ -280,6 +290,10 @@ class Machine {
   std::unordered_map<PyObject*, py::Ref> dict_shadows_;  // object -> shadow of its __dict__
   bool is_constant_type(PyTypeObject* t);
 };
+
+/// Length and (key, value) list of a container as its C base has them, whatever its class overrides.
+Py_ssize_t base_size(PyObject* container);
+py::Ref base_items(PyObject* dict);
 
 /// The thread's running capture, or null.
 Machine* machine();

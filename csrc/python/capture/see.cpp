@@ -28,6 +28,39 @@ bool is_enum(PyTypeObject* t) {
 }
 }  // namespace
 
+Py_ssize_t base_size(PyObject* o) {
+  if (PyTuple_Check(o) || PyList_Check(o)) return Py_SIZE(o);
+  if (PyDict_Check(o)) return PyDict_GET_SIZE(o);
+  if (PyAnySet_Check(o)) return PySet_GET_SIZE(o);
+  return PyObject_Size(o);
+}
+
+py::Ref base_items(PyObject* dict) {
+  if (!PyODict_Check(dict)) return py::Ref::steal(PyDict_Items(dict));
+  py::Ref items = py::Ref::steal(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "items", "O", dict));
+  return items ? py::Ref::steal(PySequence_List(items.get())) : py::Ref();
+}
+
+namespace {
+/// The built-in container that a class in Python extends, if copies of its instances can stand for them: their state is
+/// the container's and that of a __dict__, and nothing happens when a copy dies. Else null.
+PyTypeObject* container_base(PyTypeObject* t) {
+  if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE)) return nullptr;
+  static PyObject* del = PyUnicode_InternFromString("__del__");
+  if (_PyType_Lookup(t, del)) return nullptr;
+  PyTypeObject* base = t;
+  for (; base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE); base = base->tp_base) {
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(base->tp_dict, &at, &name, &value))
+      if (Py_TYPE(value) == &PyMemberDescr_Type) return nullptr;
+  }
+  const bool known = base == &PyDict_Type || base == &PyList_Type || base == &PyTuple_Type || base == &PySet_Type ||
+                     base == &PyFrozenSet_Type || base == &PyODict_Type;
+  return known ? base : nullptr;
+}
+}  // namespace
+
 bool Machine::is_constant_type(PyTypeObject* t) {
   return t == &PyLong_Type || t == &PyFloat_Type || t == &PyUnicode_Type || t == &PyBytes_Type ||
          t == &PyComplex_Type || t == &PyBool_Type || t == Py_TYPE(Py_None) || t == &PyRange_Type ||
@@ -256,6 +289,9 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
     case Class::DefaultDict:
     case Class::Deque:
       return make_shadow(o, c, source);
+    case Class::Instance:
+      if (PyTypeObject* base = container_base(Py_TYPE(o))) return make_shadow(o, classify_type(base), source);
+      break;
     default:
       break;
   }
@@ -291,7 +327,12 @@ bool Machine::activate(Known& k) {
     case Known::Kind::Shadow: {
       auto* type = reinterpret_cast<PyObject*>(Py_TYPE(o));
       guard(GK::Type, k.source, type, py311::type_version(Py_TYPE(o)));
-      const Py_ssize_t n = PyObject_Size(o);
+      const Py_ssize_t n = base_size(o);
+      if (k.attributes) {
+        py::Ref names_now = py::Ref::steal(PyDict_Keys(k.attributes.get()));
+        names_now = py::Ref::steal(PyList_AsTuple(names_now.get()));
+        guard(GK::DictKeys, child(SK::InstanceDict, k.source, nullptr), names_now.get());
+      }
       if (PyDict_Check(o)) {
         py::Ref keys = py::Ref::steal(PyTuple_New(n));
         if (!keys) return false;
@@ -364,8 +405,15 @@ PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
 }
 
 PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
-  const Py_ssize_t n = PyObject_Size(o);
+  const Py_ssize_t n = base_size(o);
   if (n < 0) return nullptr;
+  // An instance of a class that extends the container: its copy is one too, made and filled by the container's own
+  // means.
+  PyTypeObject* subclass = Py_TYPE(o)->tp_flags & Py_TPFLAGS_HEAPTYPE ? Py_TYPE(o) : nullptr;
+  auto make_empty = [&](PyTypeObject* base, PyObject* content) {
+    py::Ref args = py::Ref::steal(content ? PyTuple_Pack(1, content) : PyTuple_New(0));
+    return args ? py::Ref::steal(base->tp_new(subclass, args.get(), nullptr)) : py::Ref();
+  };
   if (n > kLargestShadow)
     return graph_break("large-container", source->text() + " has " + std::to_string(n) + " elements");
   Known fresh;
@@ -402,11 +450,13 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
         if (!v) return nullptr;
         PyTuple_SET_ITEM(copy.get(), i, v.release());
       }
+      if (subclass) copy = make_empty(&PyTuple_Type, copy.get());
+      if (!copy) return nullptr;
       at = known(copy.get());
       break;
     }
     case Class::List: {
-      copy = py::Ref::steal(PyList_New(0));
+      copy = subclass ? make_empty(&PyList_Type, nullptr) : py::Ref::steal(PyList_New(0));
       if (!copy) return nullptr;
       at = known(copy.get());
       for (Py_ssize_t i = 0; i < n; ++i) {
@@ -417,8 +467,8 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     }
     case Class::Set:
     case Class::FrozenSet: {
-      copy = py::Ref::steal(c == Class::Set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
-      if (!copy) return nullptr;
+      if (c == Class::Set) copy = subclass ? make_empty(&PySet_Type, nullptr) : py::Ref::steal(PySet_New(nullptr));
+      if (c == Class::Set && !copy) return nullptr;
       Py_ssize_t pos = 0, i = 0;
       PyObject* key;
       Py_hash_t hash;
@@ -430,9 +480,10 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
         if (!v || PyList_Append(list.get(), v.get()) < 0 || !keep(v)) return nullptr;
       }
       if (c == Class::FrozenSet)
-        copy = py::Ref::steal(PyFrozenSet_New(list.get()));
+        copy = subclass ? make_empty(&PyFrozenSet_Type, list.get()) : py::Ref::steal(PyFrozenSet_New(list.get()));
       else if (_PySet_Update(copy.get(), list.get()) < 0)
         return nullptr;
+      if (!copy) return nullptr;
       at = known(copy.get());
       break;
     }
@@ -442,12 +493,14 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
       if (c == Class::DefaultDict) {
         py::Ref factory = py::Ref::steal(PyObject_GetAttrString(o, "default_factory"));
         copy = py::Ref::steal(PyObject_CallOneArg(names().default_dict, factory.get()));
+      } else if (subclass) {
+        copy = make_empty(c == Class::Dict ? &PyDict_Type : &PyODict_Type, nullptr);
       } else {
         copy = py::Ref::steal(c == Class::Dict ? PyDict_New() : PyObject_CallNoArgs(names().ordered_dict));
       }
       if (!copy) return nullptr;
       at = known(copy.get());
-      py::Ref items = py::Ref::steal(PyMapping_Items(o));
+      py::Ref items = base_items(o);
       if (!items) return nullptr;
       for (Py_ssize_t i = 0; i < n; ++i) {
         PyObject* pair = PyList_GET_ITEM(items.get(), i);
@@ -465,12 +518,28 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
           value_source = guards::dict_item_at(source, key_source);
         }
         py::Ref v = key ? element(PyTuple_GET_ITEM(pair, 1), value_source) : py::Ref();
-        if (!v || PyObject_SetItem(copy.get(), key.get(), v.get()) < 0 || !keep(key) || !keep(v)) return nullptr;
+        if (!v) return nullptr;
+        const int rc = PyODict_Check(copy.get()) ? PyODict_SetItem(copy.get(), key.get(), v.get())
+                                                 : PyDict_SetItem(copy.get(), key.get(), v.get());
+        if (rc < 0 || !keep(key) || !keep(v)) return nullptr;
       }
       break;
     }
     default:
       return graph_break("container-from-outside", source->text() + " is a " + Py_TYPE(o)->tp_name);
+  }
+  PyObject** slot = subclass ? _PyObject_GetDictPtr(o) : nullptr;
+  if (slot) {
+    py::Ref real = py::Ref::steal(PyObject_GenericGetDict(o, nullptr));
+    py::Ref attributes = real ? py::Ref::steal(PyObject_GenericGetDict(copy.get(), nullptr)) : py::Ref();
+    if (!attributes) return nullptr;
+    Py_ssize_t pos = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(real.get(), &pos, &name, &value)) {
+      py::Ref v = element(value, child(SK::DictItem, child(SK::InstanceDict, source, nullptr), name));
+      if (!v || PyDict_SetItem(attributes.get(), name, v.get()) < 0) return nullptr;
+    }
+    knowns[at].attributes = py::Ref::steal(PyDict_Copy(attributes.get()));
   }
   knowns[at].constants = std::move(constants);
   return copy.release();

@@ -10,7 +10,7 @@ namespace kiln::guards {
 /// One observation that capture made and that must hold again for its result to be valid.
 struct Guard {
   enum class Kind : uint8_t {
-    Type,      // type(source) is `object`, and that type's version tag is unchanged (class attributes are as they were)
+    Type,  // type(source) is `object`, and that type's version tag is unchanged (class attributes are as they were)
     ClassVersion,  // source is the class `object`, and its version tag is unchanged (an attribute was read through it)
     Is,        // source is `object` (None, True, functions, types, modules, nn.Module instances where identity matters)
     Equals,    // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex,
