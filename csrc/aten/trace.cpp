@@ -14,6 +14,7 @@ constexpr DispatchKey kKey = DispatchKey::TESTING_ONLY_GenericMode;
 
 namespace {
 thread_local Trace* current = nullptr;
+constexpr int64_t kMaxConstant = 4096;  // elements
 thread_local int operator_depth = 0;
 /// The results being bound come from an op without tensor arguments.
 thread_local bool making_from_nothing = false;
@@ -60,22 +61,6 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return schema.returns().empty();
 }
 
-at::Tensor constant_tensor(Trace& trace, const at::Tensor& t) {
-  if (t.numel() > 64 || !t.device().is_cpu() || t.layout() != at::kStrided)
-    fail(trace, "tensor-constructor", "a tensor made of much data");
-  graph::Arg::List values;
-  InsideOperator inside;
-  NoFakeGuard real;
-  const at::Tensor flat = t.contiguous().view(-1);
-  for (int64_t i = 0; i < flat.numel(); ++i) values.push_back(number_arg(flat[i].item()));
-  at::Tensor stand = make_fake(t);
-  trace.record(
-      graph::Op("kiln::tensor_constant"),
-      {graph::Arg(std::move(values)), graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type()))},
-      {stand}, "constant");
-  return stand;
-}
-
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Trace* trace = current;
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
@@ -86,7 +71,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   if (stack->size() && op.operator_name().name == "aten::lift_fresh" && stack->back().isTensor() &&
       !is_fake(stack->back().toTensor())) {
     // A number that PyTorch's bindings made a tensor of (x[0] = 1).
-    stack->back() = constant_tensor(*trace, stack->back().toTensor());
+    const at::Tensor data = stack->back().toTensor();
+    if (!can_be_constant(data)) fail(*trace, "tensor-constructor", "a tensor made of much data");
+    stack->back() = record_constant(*trace, data);
     return;
   }
   const auto& schema = op.schema();
@@ -169,6 +156,31 @@ graph::Node* Trace::record(graph::Op op, std::vector<graph::Arg> args, const std
   ++num_nodes;
   if (on_node) on_node(*node);
   return node;
+}
+
+bool can_be_constant(const at::Tensor& t) {
+  return t.numel() <= kMaxConstant && t.device().is_cpu() && t.layout() == at::kStrided && !t.requires_grad();
+}
+
+at::Tensor record_constant(Trace& trace, const at::Tensor& t) {
+  graph::Arg::List values;
+  {
+    RecordingPaused no_recording;
+    InsideOperator inside;
+    NoFakeGuard real;
+    const at::Tensor flat = t.contiguous().view(-1);
+    for (int64_t i = 0; i < flat.numel(); ++i) values.push_back(number_arg(flat[i].item()));
+  }
+  at::Tensor stand;
+  {
+    RecordingPaused no_recording;
+    stand = make_fake(t);
+  }
+  trace.record(
+      graph::Op("kiln::tensor_constant"),
+      {graph::Arg(std::move(values)), graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type()))},
+      {stand}, "constant");
+  return stand;
 }
 
 Trace* active_trace() { return current && !c10::impl::tls_is_dispatch_key_excluded(kKey) ? current : nullptr; }

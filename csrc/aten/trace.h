@@ -59,6 +59,11 @@ class Trace {
 /// The thread's active trace, null if none records (none active, or paused, or inside an operator).
 Trace* active_trace();
 
+/// Whether the numbers of `t`, a real tensor, may stand in the program: a plain CPU tensor of at most 4096 elements.
+bool can_be_constant(const at::Tensor& t);
+/// Records a kiln::tensor_constant of t's numbers; returns its fake.
+at::Tensor record_constant(Trace& trace, const at::Tensor& t);
+
 /// Makes `trace` the thread's active one.
 class Recording {
  public:

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/log.h"
 #include "base/options.h"
@@ -68,7 +69,7 @@ std::unique_ptr<Step> StepChooser::choose(const std::string& what, std::unique_p
     for (const Step* step : {ours.get(), library.get()})
       step->for_each_slot([&](Slot s) {
         if (s == runtime::kNoSlot || frame.tensors[s].defined()) return;
-        at::Tensor t = runtime::allocate(plan.slots[s].meta);
+        at::Tensor t = aten::empty_of(plan.slots[s].meta);  // not of the pool, which would keep it
         std::memset(t.mutable_data_ptr(), 0, t.storage().nbytes());
         frame.set(s, std::move(t));
       });

@@ -5,29 +5,10 @@
 #include <atomic>
 
 #include "aten/pch.h"
+#include "runtime/arena.h"
 #include "runtime/parallel.h"
 
 namespace kiln::runtime {
-namespace {
-
-/// One growing 64-byte aligned block a thread; kernels use it only while they run.
-void* scratch(int64_t bytes) {
-  struct Block {
-    void* p = nullptr;
-    int64_t size = 0;
-    ~Block() { std::free(p); }
-  };
-  static thread_local Block block;
-  if (block.size < bytes) {
-    std::free(block.p);
-    block.size = (bytes + 4095) / 4096 * 4096;
-    block.p = std::aligned_alloc(64, block.size);
-  }
-  return block.p;
-}
-
-}  // namespace
-
 void KernelStep::run(Frame& frame) const {
   c10::SmallVector<void*, 24> pointers(args_.size());
   for (size_t i = 0; i < args_.size(); ++i) pointers[i] = frame.ptrs[args_[i]];

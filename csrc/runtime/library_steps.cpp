@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "runtime/attention/attention.h"
 #include "runtime/conv/conv.h"
+#include "runtime/arena.h"
 #include "runtime/gemm/gemm.h"
 #include "runtime/parallel.h"
 
@@ -19,11 +20,8 @@ using graph::Value;
 
 bool is_f32(const TensorMeta& m) { return m.dtype == DType::Float32 && m.device.type == graph::DeviceType::CPU; }
 
-/// Room for `floats` in the frame's scratch, 64-byte aligned; good until the next step.
-float* workspace(Frame& frame, int64_t floats) {
-  const size_t bytes = static_cast<size_t>(floats) * sizeof(float) + 64;
-  if (frame.scratch.size() < bytes) frame.scratch.resize(bytes);
-  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(frame.scratch.data()) + 63) & ~uintptr_t{63});
+float* workspace(int64_t floats) {
+  return static_cast<float*>(scratch(floats * static_cast<int64_t>(sizeof(float))));
 }
 
 /// A step over some slots with a name; the parts that all steps here share.
@@ -110,7 +108,9 @@ class ProductStep final : public LibraryStep {
     const float *a = at(frame, a_), *b = at(frame, b_);
     float* c = at(frame, c_);
     const int threads = at::get_num_threads();
-    const int64_t need = gemm::workspace_floats(m_, n_, k_);
+    const gemm::Matrix shape{nullptr, a_row_, a_col_};
+    const int64_t need =
+        std::max(gemm::workspace_floats(m_, n_, k_, shape, threads), gemm::workspace_floats(m_, n_, k_, shape, 1));
     const auto one = [&](int64_t i, float* work, const gemm::Parallel& parallel, int workers) {
       gemm::multiply(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_}, {b + i * b_batch_, b_row_, b_col_},
                      c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
@@ -122,20 +122,20 @@ class ProductStep final : public LibraryStep {
     if (batch_ == 1) {
       // Waking the pool costs some microseconds; below that one core is as fast.
       if (flops < 1e6)
-        one(0, workspace(frame, need), serial, 1);
+        one(0, workspace(need), serial, 1);
       else
-        one(0, workspace(frame, need), parallel_tasks, threads);
+        one(0, workspace(need), parallel_tasks, threads);
       return;
     }
     if (batch_ >= 2 * threads || flops < 1e6) {
       const int64_t pieces = flops * batch_ < 1e6 ? 1 : std::min<int64_t>(batch_, threads * 4);
-      float* const work = workspace(frame, need * pieces);
+      float* const work = workspace(need * pieces);
       parallel_tasks(pieces, [&](int64_t p) {
         for (int64_t i = batch_ * p / pieces; i < batch_ * (p + 1) / pieces; ++i) one(i, work + p * need, serial, 1);
       });
       return;
     }
-    float* const work = workspace(frame, need);
+    float* const work = workspace(need);
     for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
   }
 
@@ -185,7 +185,7 @@ class ConvolutionStep final : public LibraryStep {
         y_(y) {}
   void run(Frame& frame) const override {
     conv::forward(shape_, at(frame, x_), at(frame, w_), strides_, bias_ == kNoSlot ? nullptr : at(frame, bias_),
-                  at(frame, y_), workspace(frame, conv::forward_workspace(shape_)), parallel_tasks,
+                  at(frame, y_), workspace(conv::forward_workspace(shape_)), parallel_tasks,
                   at::get_num_threads());
   }
 
@@ -219,10 +219,10 @@ class ConvolutionBackwardStep final : public LibraryStep {
     const int threads = at::get_num_threads();
     if (dx_ != kNoSlot)
       conv::backward_input(shape_, dy, at(frame, w_), w_strides_, at(frame, dx_),
-                           workspace(frame, conv::backward_input_workspace(shape_)), parallel_tasks, threads);
+                           workspace(conv::backward_input_workspace(shape_)), parallel_tasks, threads);
     if (dw_ != kNoSlot)
       conv::backward_weight(shape_, at(frame, x_), dy, at(frame, dw_), dw_strides_,
-                            workspace(frame, conv::backward_weight_workspace(shape_)), parallel_tasks, threads);
+                            workspace(conv::backward_weight_workspace(shape_)), parallel_tasks, threads);
     if (db_ != kNoSlot) bias_gradient(frame, dy, at(frame, db_));
   }
 
@@ -230,7 +230,7 @@ class ConvolutionBackwardStep final : public LibraryStep {
   /// Sums dy over its pixels: partial sums of blocks of pixels, then their sum, so that errors stay small.
   void bias_gradient(Frame& frame, const float* dy, float* db) const {
     const int64_t rows = shape_.outputs(), co = shape_.co, block = 512, blocks = (rows + block - 1) / block;
-    float* const partial = workspace(frame, blocks * co);
+    float* const partial = workspace(blocks * co);
     parallel_tasks(blocks, [&](int64_t b) {
       float* const sum = partial + b * co;
       std::fill_n(sum, co, 0.0f);

@@ -6,6 +6,7 @@
 #include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/error.h"
+#include "runtime/arena.h"
 #include "runtime/pool.h"
 #include "runtime/steps.h"
 
@@ -121,6 +122,7 @@ class PlannedArtifact final : public Artifact {
     c10::impl::ExcludeDispatchKeyGuard below(kAbove);
     FrameLease lease(*this);
     Frame& frame = *lease.frame;
+    if (frame.arena_generation != lease.arena.generation()) bind_arena(frame, lease.arena);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Slot s = plan_.inputs[i];
       const SlotInfo& info = plan_.slots[s];
@@ -162,9 +164,10 @@ class PlannedArtifact final : public Artifact {
 
   struct FrameLease {
     PlannedArtifact& artifact;
+    ArenaLease arena;
     Frame* frame;
     std::vector<std::pair<Slot, at::Tensor>> copy_back;
-    explicit FrameLease(PlannedArtifact& a) : artifact(a), frame(a.take()) {}
+    explicit FrameLease(PlannedArtifact& a) : artifact(a), arena(a.plan_.arena_bytes), frame(a.take()) {}
     ~FrameLease() {
       for (Slot s : artifact.transient_) frame->tensors[s] = at::Tensor();
       artifact.give(frame);
@@ -201,35 +204,34 @@ class PlannedArtifact final : public Artifact {
     auto f = std::make_unique<Frame>();
     f->tensors.resize(plan_.slots.size());
     f->ptrs.resize(plan_.slots.size(), nullptr);
-    if (plan_.arena_bytes > 0) {
-      graph::TensorMeta m;
-      m.dtype = DType::UInt8;
-      m.sizes = {plan_.arena_bytes};
-      m.strides = {1};
-      f->arena = allocate(m);
-    }
-    using Kind = SlotInfo::Kind;
-    for (size_t s = 0; s < plan_.slots.size(); ++s) {
-      const SlotInfo& info = plan_.slots[s];
-      if (info.kind == Kind::Constant) f->set(static_cast<Slot>(s), info.constant);
-      if (info.kind != Kind::Arena) continue;
-      f->ptrs[s] = f->arena.mutable_data_ptr<uint8_t>()
-                       ? static_cast<char*>(f->arena.mutable_data_ptr()) + info.arena_offset
-                       : nullptr;
-      f->tensors[s] = wrap(f->ptrs[s], info.meta);
-    }
-    for (size_t s = 0; s < plan_.slots.size(); ++s) {
-      const SlotInfo& info = plan_.slots[s];
-      if (info.kind != Kind::View) continue;
-      const Kind base = plan_.slots[info.base].kind;
-      if (base != Kind::Arena && base != Kind::Constant) continue;
-      f->ptrs[s] = f->ptrs[info.base] + info.meta.offset * dtype_size(info.meta.dtype);
-      f->tensors[s] = wrap(f->ptrs[s], info.meta);
-    }
+    for (size_t s = 0; s < plan_.slots.size(); ++s)
+      if (plan_.slots[s].kind == SlotInfo::Kind::Constant) f->set(static_cast<Slot>(s), plan_.slots[s].constant);
+    bind_views(*f, SlotInfo::Kind::Constant);
     return f.release();
   }
 
-  // The arena outlives its wrappers: both are the frame's.
+  /// Points the slots of the arena, and views of them, into the memory that the call has.
+  void bind_arena(Frame& f, const ArenaLease& arena) const {
+    f.arena_generation = arena.generation();
+    for (size_t s = 0; s < plan_.slots.size(); ++s) {
+      const SlotInfo& info = plan_.slots[s];
+      if (info.kind != SlotInfo::Kind::Arena) continue;
+      f.ptrs[s] = arena.data() + info.arena_offset;
+      f.tensors[s] = wrap(f.ptrs[s], info.meta);
+    }
+    bind_views(f, SlotInfo::Kind::Arena);
+  }
+
+  void bind_views(Frame& f, SlotInfo::Kind base) const {
+    for (size_t s = 0; s < plan_.slots.size(); ++s) {
+      const SlotInfo& info = plan_.slots[s];
+      if (info.kind != SlotInfo::Kind::View || plan_.slots[info.base].kind != base) continue;
+      f.ptrs[s] = f.ptrs[info.base] + info.meta.offset * dtype_size(info.meta.dtype);
+      f.tensors[s] = wrap(f.ptrs[s], info.meta);
+    }
+  }
+
+  // Wrappers own nothing: the arena is leased for each call, constants are the plan's.
   static at::Tensor wrap(void* data, const graph::TensorMeta& m) {
     return at::from_blob(data, m.sizes, m.strides, at::TensorOptions(aten::scalar_type_of(m.dtype)));
   }

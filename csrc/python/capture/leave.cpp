@@ -497,15 +497,20 @@ void Leaver::side_effects() {
     PyObject* value = m.cells_written[c.get()].get();
     add(SideEffect::Kind::StoreCell, cell(c.get()), nullptr, value ? recipe(value) : nullptr);
   }
+  std::vector<std::pair<size_t, PyObject*>> droppable;  // effect, the gradient it replaces
   for (const py::Ref& fake : m.grad_order) {
     Machine::Grad& g = m.grads_[fake.get()];
     const at::Tensor t = THPVariable_Unpack(fake.get());
     const at::Tensor& now = t.grad();
     const bool had = static_cast<bool>(g.initial);
+    auto& effects = m.result.side_effects;
     if (now.defined() ? had && THPVariable_Unpack(g.initial.get()).is_same(now) : !had && g.looked) continue;
     py::Ref value = now.defined() ? py::Ref::steal(THPVariable_Wrap(now)) : py::Ref::borrow(Py_None);
     add(SideEffect::Kind::SetAttr, recipe(fake.get()), names().grad, recipe(value.get()));
+    if (had && !m.trace.find(THPVariable_Unpack(g.initial.get()))) droppable.emplace_back(effects.size() - 1, g.initial.get());
   }
+  for (auto [at, grad] : droppable)
+    if (!made_.count(grad)) m.result.side_effects[at].drop_before = true;
   if (m.result.exit.kind == Exit::Kind::Break && at::GradMode::is_enabled() != m.grad_at_start) {
     static PyObject* set = [] {
       PyObject* c = PyImport_ImportModule("torch._C");

@@ -65,6 +65,9 @@ struct SideEffect {
   RecipePtr key_recipe;  // dict key that must be rebuilt (a tensor), instead of `key`
   RecipePtr value;
   std::vector<RecipePtr> extra;
+  /// A .grad that the region replaces without having used it: it is let go before the graph runs, as eager's zero_grad
+  /// does, so that old and new gradients are not in memory together.
+  bool drop_before = false;
 };
 
 /// Why and where capture stopped; ids come from graph_breaks.def.

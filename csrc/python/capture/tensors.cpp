@@ -15,8 +15,6 @@ using SK = guards::Source::Kind;
 using GK = Guard::Kind;
 
 namespace {
-constexpr int64_t kLargestConstant = 4096;
-
 /// Leaves that a backward from `roots` reaches; `*hooks` is set if Python hooks would run.
 std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, bool* hooks) {
   std::vector<at::Tensor> leaves;
@@ -157,37 +155,9 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   }
   if (!made) return nullptr;
   const at::Tensor t = THPVariable_Unpack(made.get());
-  if (!t.device().is_cpu() || t.requires_grad() || t.numel() > kLargestConstant || t.layout() != at::kStrided)
+  if (!aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
-  graph::Arg::List values;
-  at::Tensor stand;
-  {
-    aten::RecordingPaused no_recording;
-    aten::NoFakeGuard real;
-    const at::Tensor flat = t.contiguous().view(-1);
-    for (int64_t i = 0; i < flat.numel(); ++i) {
-      const at::Scalar s = flat[i].item();
-      if (s.isBoolean())
-        values.emplace_back(s.toBool());
-      else if (s.isIntegral(false))
-        values.emplace_back(s.toLong());
-      else if (s.isComplex())
-        values.emplace_back(static_cast<std::complex<double>>(s.toComplexDouble()));
-      else
-        values.emplace_back(s.toDouble());
-    }
-  }
-  {
-    aten::RecordingPaused no_recording;
-    stand = aten::make_fake(t);
-  }
-  return torch_call(callable, args, n, kwnames, [&] {
-    trace.record(
-        graph::Op("kiln::tensor_constant"),
-        {graph::Arg(std::move(values)), graph::Arg::ints(t.sizes().vec()), graph::Arg(aten::dtype_of(t.scalar_type()))},
-        {stand}, "constant");
-    return THPVariable_Wrap(stand);
-  });
+  return torch_call(callable, args, n, kwnames, [&] { return THPVariable_Wrap(aten::record_constant(trace, t)); });
 }
 
 PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {

@@ -2,6 +2,8 @@
 
 #include <unordered_set>
 
+#include "runtime/arena.h"
+
 namespace kiln::frame {
 namespace {
 
@@ -71,6 +73,7 @@ void reset_caches() {
   for (CodeInfo* i : all_infos())
     if (i->skip == CodeInfo::Skip::Yes) i->skip = CodeInfo::Skip::Unknown;
   warnings_given().clear();
+  runtime::release_arena();
 }
 
 void warn_once(const std::string& key, const std::string& text) {

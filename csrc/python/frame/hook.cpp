@@ -83,13 +83,15 @@ PyObject* call_plainly(const Target& t, const guards::Call& call) {
   return PyObject_Vectorcall(function.get(), args.data(), count, kwnames.get());
 }
 
-/// The graph's outputs for the inputs `values`.
-GraphOutputs run_graph(Entry& entry, PyObject* const* values) {
+/// The graph's outputs for the inputs `values`. Lets go of what the guards fetched once the inputs are held otherwise.
+GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& owned) {
   GraphOutputs out;
   if (entry.graph) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(THPVariable_Unpack(values[i]));
+    entry.leave->drop_gradients(values + entry.num_inputs);
+    owned.clear();
     try {
       pybind11::gil_scoped_release no_gil;
       out.tensors = entry.graph->call(std::move(inputs));
@@ -125,7 +127,7 @@ std::vector<py::Ref> run_region(Entry& entry, PyObject* const* values, guards::O
   std::vector<py::Ref> held;
   held.reserve(sources);
   for (size_t i = 0; i < sources; ++i) held.push_back(py::Ref::borrow(values[entry.num_inputs + i]));
-  const GraphOutputs outputs = run_graph(entry, values);
+  const GraphOutputs outputs = run_graph(entry, values, owned);
   return entry.leave->run(outputs, values + entry.num_inputs);
 }
 
@@ -221,7 +223,7 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
   if (!entry->continuation) {
     try {
       if (entry->leave->single_output() >= 0) {
-        const GraphOutputs outputs = run_graph(*entry, values.data());
+        const GraphOutputs outputs = run_graph(*entry, values.data(), owned);
         return outputs.object(static_cast<size_t>(entry->leave->single_output())).release();
       }
       std::vector<py::Ref> results = run_region(*entry, values.data(), owned);

@@ -30,6 +30,9 @@ LeaveProgram::LeaveProgram(const std::vector<RecipePtr>& results, const std::vec
     out.kind = e.kind;
     out.key = e.key;
     if (e.target) out.target = visit(e.target, wanted, slots);
+    if (e.drop_before && e.target->kind == Recipe::Kind::Source)
+      for (const Step& s : steps_)
+        if (s.slot == out.target) dropped_grads_.push_back(s.index);
     if (e.key_recipe) out.key_slot = visit(e.key_recipe, wanted, slots);
     if (e.value) out.value = visit(e.value, wanted, slots);
     for (const RecipePtr& r : e.extra) out.extra.push_back(visit(r, wanted, slots));
@@ -273,6 +276,10 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
       return;
     }
   }
+}
+
+void LeaveProgram::drop_gradients(PyObject* const* sources) const {
+  for (int64_t i : dropped_grads_) THPVariable_Unpack(sources[i]).mutable_grad() = at::Tensor();
 }
 
 std::vector<Ref> LeaveProgram::run(const GraphOutputs& outputs, PyObject* const* sources) const {

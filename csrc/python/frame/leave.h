@@ -27,6 +27,8 @@ class LeaveProgram {
   /// Rebuilds objects, applies the side effects in order and returns the results. `sources` are the objects of the
   /// sources appended to `wanted`, in that order. Throws py::PythonError.
   std::vector<py::Ref> run(const GraphOutputs& outputs, PyObject* const* sources) const;
+  /// Lets go of the gradients that the effects replace unseen; before the graph runs.
+  void drop_gradients(PyObject* const* sources) const;
   /// The result if it is nothing but output 0, without side effects: index of that output; -1 otherwise.
   int single_output() const { return single_output_; }
   /// Marks the outputs that recipes use.
@@ -61,6 +63,7 @@ class LeaveProgram {
   std::vector<Effect> effects_;
   std::vector<int> results_;
   std::vector<int64_t> used_outputs_;
+  std::vector<int64_t> dropped_grads_;  // sources whose .grad is dropped
   int num_slots_ = 0;
   int64_t num_sources_ = 0;
   int single_output_ = -1;

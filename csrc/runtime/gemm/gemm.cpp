@@ -87,6 +87,19 @@ struct Cut {
   }
 };
 
+/// How much of B is packed at a time: what stays in the caches until it is used, and no more memory than that.
+struct Chunk {
+  static constexpr int64_t kFloats = 1 << 20;
+  int64_t n, k;
+  Chunk(int64_t all_n, int64_t all_k) : n(std::max<int64_t>(all_n, 1)), k(std::max<int64_t>(all_k, 1)) {
+    if (n * k <= 2 * kFloats) return;
+    if (k > n)
+      k = std::min(k, round_up(std::max<int64_t>(kFloats / n, 4 * kMaxDepth), kMaxDepth));
+    else
+      n = std::min(n, round_up(std::max<int64_t>(kFloats / k, 1024), 256));
+  }
+};
+
 }  // namespace
 
 bool supported() { return has_avx512() || (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")); }
@@ -126,12 +139,19 @@ int64_t PackedB::at(const Depths::Block& block, int64_t panel) const {
 
 int64_t packed_floats(int64_t k, int64_t n) { return round_up(n, 16) * k; }
 
-int64_t packed_a_floats(int64_t m, int64_t k, const Matrix& a) {
-  return a.col == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
+int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
+  if (a.col == 1 || m == 0 || n == 0 || k == 0) return 0;
+  const Cut cut(m, Depths(1, k).blocks[0].depth, PackedB(n), threads);
+  return cut.column_tasks == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
 }
 
-int64_t workspace_floats(int64_t m, int64_t n, int64_t k) {
-  return packed_floats(k, n) + packed_a_floats(m, k, {nullptr, 1, 0});
+int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
+  const Chunk chunk(n, k);
+  int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
+  for (int64_t width : {chunk.n, n % chunk.n})
+    for (int64_t depth : {chunk.k, k % chunk.k})
+      packed_a = std::max(packed_a, packed_a_floats(m, width, depth, a, threads));
+  return packed_floats(chunk.k, chunk.n) + packed_a;
 }
 
 void pack(int64_t k, int64_t n, Matrix b, float* packed, const Parallel& parallel) {
@@ -157,19 +177,25 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
   }
   // Otherwise pack A into panels of mr rows, k-major.
   const Cut cut(m, depths.blocks[0].depth, layout, threads);
-  const auto pack_a = [&](int64_t i) {
-    pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, m - i), k, mr, workspace + i * k);
+  const auto pack_a = [&](int64_t i, float* to) {
+    pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, m - i), k, mr, to);
   };
-  if (cut.column_tasks > 1) parallel(ceil_div(m, mr), [&](int64_t panel) { pack_a(panel * mr); });
+  if (cut.column_tasks > 1)
+    parallel(ceil_div(m, mr), [&](int64_t panel) { pack_a(panel * mr, workspace + panel * mr * k); });
   parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
     const int64_t i0 = task / cut.column_tasks * cut.rows, i1 = std::min(m, i0 + cut.rows);
     const int64_t panel0 = task % cut.column_tasks * cut.panels_each;
-    if (cut.column_tasks == 1)
-      for (int64_t i = i0; i < i1; i += mr) pack_a(i);
+    const float* packed_a = workspace + i0 * k;
+    if (cut.column_tasks == 1) {  // no other task needs these rows
+      thread_local std::vector<float> own;
+      if (static_cast<int64_t>(own.size()) < round_up(i1 - i0, mr) * k) own.resize(round_up(i1 - i0, mr) * k);
+      packed_a = own.data();
+      for (int64_t i = i0; i < i1; i += mr) pack_a(i, own.data() + (i - i0) * k);
+    }
     for (const Depths::Block& block : depths.blocks) {
       const float* rows[kMaxTileRows];
       const auto left_of = [&](int64_t index) {
-        for (int64_t r = 0; r < mr; ++r) rows[r] = workspace + (i0 + index * mr) * k + block.k * mr + r;
+        for (int64_t r = 0; r < mr; ++r) rows[r] = packed_a + index * mr * k + block.k * mr + r;
         return Left{1, &block.depth, rows, mr, nullptr};
       };
       run_tiles(block, layout, packed, i0, i1, panel0, std::min(layout.panels(), panel0 + cut.panels_each), epilogue,
@@ -182,8 +208,16 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
               float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
-  pack(k, n, b, workspace, parallel);
-  multiply_packed(m, n, k, a, workspace, c, ldc, epilogue, workspace + packed_floats(k, n), parallel, threads);
+  const Chunk chunk(n, k);
+  float* const work = workspace + packed_floats(chunk.k, chunk.n);
+  for (int64_t j = 0; j < n; j += chunk.n)
+    for (int64_t p = 0; p < k; p += chunk.k) {
+      const int64_t width = std::min(chunk.n, n - j), depth = std::min(chunk.k, k - p);
+      const Epilogue e{epilogue.bias && p + depth == k ? epilogue.bias + j : nullptr, epilogue.accumulate || p > 0};
+      pack(depth, width, {b.data + p * b.row + j * b.col, b.row, b.col}, workspace, parallel);
+      multiply_packed(m, width, depth, {a.data + p * a.col, a.row, a.col}, workspace, c + j, ldc, e, work, parallel,
+                      threads);
+    }
 }
 
 void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,

@@ -29,19 +29,20 @@ using Parallel = std::function<void(int64_t tasks, const std::function<void(int6
 bool supported();
 
 /// C (m x n, row-major, leading dimension ldc) = A (m x k) * B (k x n), both with any strides.
-/// `workspace` holds workspace_floats(m, n, k) floats, 64-byte aligned. Sums run in the order of k within blocks of at
+/// `workspace` holds workspace_floats(m, n, k, a, threads) floats, 64-byte aligned. Sums run in the order of k within blocks of at
 /// most kMaxDepth, so the result differs from another library's by rounding only.
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads);
-int64_t workspace_floats(int64_t m, int64_t n, int64_t k);
+int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads);
 
 /// B packed once for many products (frozen weights): packed_floats(k, n) floats, 64-byte aligned.
 int64_t packed_floats(int64_t k, int64_t n);
 void pack(int64_t k, int64_t n, Matrix b, float* packed, const Parallel& parallel);
-/// As multiply, with B as pack() left it; `workspace` holds packed_a_floats(m, k, a) floats.
+/// As multiply, with B as pack() left it; `workspace` holds packed_a_floats(m, n, k, a, threads)
+/// floats.
 void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* packed, float* c, int64_t ldc,
                      const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads);
-int64_t packed_a_floats(int64_t m, int64_t k, const Matrix& a);
+int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads);
 
 // --- the general form --------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
         const int64_t ldc = n + 3;
         std::vector<float> c(m * ldc + 1, 2.0f);
         const Epilogue e{mode & 1 ? bias.data() : nullptr, (mode & 2) != 0};
-        const Buffer work = aligned(workspace_floats(m, n, k)), packed = aligned(packed_floats(k, n));
+        const Buffer work = aligned(workspace_floats(m, n, k, ma, 2)), packed = aligned(packed_floats(k, n));
         if (mode == 1) {
           pack(k, n, mb, packed.get(), kSerial);
           multiply_packed(m, n, k, ma, packed.get(), c.data(), ldc, e, work.get(), kSerial, 2);
