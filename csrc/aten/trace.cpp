@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/pch.h"
@@ -61,6 +63,21 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return schema.returns().empty();
 }
 
+/// Whether two elements may share an address. What eager does then (an error, or some order) depends on the kernel.
+bool overlaps_itself(const at::Tensor& t) {
+  if (t.layout() != at::kStrided || t.numel() == 0 || t.is_non_overlapping_and_dense()) return false;
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int64_t d = 0; d < t.dim(); ++d)
+    if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
+}
+
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Trace* trace = current;
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
@@ -92,6 +109,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     } catch (const Unsupported& e) {
       fail(*trace, "unsupported-operator-argument", op.operator_name().name + ": " + e.what());
     }
+  }
+  for (size_t i = 0; i < num_args; ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    const c10::IValue& v = (*stack)[first + i];
+    if (alias && alias->isWrite() && v.isTensor() && v.toTensor().defined() && overlaps_itself(v.toTensor()))
+      fail(*trace, "unsupported-operator", op.operator_name().name + " writes to memory that overlaps itself");
   }
   const bool grad_enabled = at::GradMode::is_enabled();
   {

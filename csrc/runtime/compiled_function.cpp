@@ -48,8 +48,12 @@ class Function : public CompiledFunction {
     KILN_CHECK(results.size() >= p.num_forward, "an artifact returned too few outputs");
     if (p.trains()) attach(kept, results);
     if (any_freed_) attach_freed(results);
-    for (const joint::VisibleMutation& m : p.mutations)
-      kept[static_cast<size_t>(m.input)].copy_(results[static_cast<size_t>(m.forward)]);
+    for (const joint::VisibleMutation& m : p.mutations) {
+      at::Tensor& input = kept[static_cast<size_t>(m.input)];
+      // Eager allows a write to such a leaf only where autograd does not see it (through .data, in no_grad).
+      const at::AutoGradMode visible(at::GradMode::is_enabled() && !(input.is_leaf() && input.requires_grad()));
+      input.copy_(results[static_cast<size_t>(m.forward)]);
+    }
     if (plain_) {
       results.resize(p.num_forward);
       return results;

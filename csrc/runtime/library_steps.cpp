@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "runtime/arena.h"
 #include "runtime/attention/attention.h"
 #include "runtime/conv/conv.h"
-#include "runtime/arena.h"
 #include "runtime/gemm/gemm.h"
 #include "runtime/parallel.h"
 
@@ -20,9 +20,7 @@ using graph::Value;
 
 bool is_f32(const TensorMeta& m) { return m.dtype == DType::Float32 && m.device.type == graph::DeviceType::CPU; }
 
-float* workspace(int64_t floats) {
-  return static_cast<float*>(scratch(floats * static_cast<int64_t>(sizeof(float))));
-}
+float* workspace(int64_t floats) { return static_cast<float*>(scratch(floats * static_cast<int64_t>(sizeof(float)))); }
 
 /// A step over some slots with a name; the parts that all steps here share.
 class LibraryStep : public Step {
@@ -185,8 +183,7 @@ class ConvolutionStep final : public LibraryStep {
         y_(y) {}
   void run(Frame& frame) const override {
     conv::forward(shape_, at(frame, x_), at(frame, w_), strides_, bias_ == kNoSlot ? nullptr : at(frame, bias_),
-                  at(frame, y_), workspace(conv::forward_workspace(shape_)), parallel_tasks,
-                  at::get_num_threads());
+                  at(frame, y_), workspace(conv::forward_workspace(shape_)), parallel_tasks, at::get_num_threads());
   }
 
  private:

@@ -37,7 +37,7 @@ struct Frame {
   std::vector<at::Tensor> tensors;  // by slot; undefined while a slot has no tensor
   std::vector<char*> ptrs;          // by slot: its first element
   uint64_t arena_generation = 0;    // of the arena that slots point into; 0: none yet
-  std::vector<c10::IValue> stack;  // scratch of the ATen steps
+  std::vector<c10::IValue> stack;   // scratch of the ATen steps
 
   void set(Slot s, at::Tensor t) {
     ptrs[s] = t.has_storage() ? static_cast<char*>(const_cast<void*>(t.const_data_ptr())) : nullptr;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import re
+
 import torch
 
 
@@ -11,6 +14,25 @@ def rebuild(function, args, state=None):
     if state is not None:
         made.__setstate__(state)
     return made
+
+
+def with_source(stack):
+    """A stack of lines `File "x.py", line 3, in f`, each followed by that line's text where the file can be read."""
+    lines = []
+    for line in stack.splitlines():
+        lines.append(line)
+        found = re.match(r'\s*File "(.*)", line (\d+), in ', line)
+        if found and (text := linecache.getline(found[1], int(found[2])).strip()):
+            lines.append("    " + text)
+    return "\n".join(lines) + "\n"
+
+
+def resume_dict_iterator(mapping, view, consumed):
+    """An iterator over a view of `mapping` ("keys", "values" or "items") that has passed `consumed` elements."""
+    iterator = iter(getattr(dict, view)(mapping))
+    for _ in range(consumed):
+        next(iterator)
+    return iterator
 
 
 def _single_tensor_adam(

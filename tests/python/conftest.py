@@ -30,18 +30,3 @@ def fresh():
     if hasattr(kiln._C, "reset"):
         kiln.reset()
     kiln.set_logs("")
-
-
-def pytest_collection_modifyitems(items):
-    """Marks the tests of known_failures.txt as expected to fail: `test id | reason`, or `test id | crash: reason` for one
-    that would end the process and is not run."""
-    known = {}
-    for line in (Path(__file__).parent / "known_failures.txt").read_text().splitlines():
-        if line.strip() and not line.startswith("#"):
-            name, _, reason = line.partition("|")
-            known[name.strip()] = reason.strip()
-    for item in items:
-        name = item.nodeid.split("tests/python/")[-1]
-        if name in known:
-            reason = known[name]
-            item.add_marker(pytest.mark.xfail(reason=reason, run=not reason.startswith("crash:"), strict=False))

@@ -345,11 +345,12 @@ SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1.0, -1.0, 1e-4
 
 
 def test_special_values():
+    # Not gelu(inf): eager's vector code gives nan and its scalar code inf.
     def f(x, y):
         return (
             x + y, x * y, x - y, x / y, x.exp(), x.relu(), x.sigmoid(), x.tanh(), torch.maximum(x, y), torch.minimum(x, y), x.abs(),
             x.sqrt(), x.rsqrt(), x.log(), x.clamp(-1, 1), x > y, x == y, torch.where(x > y, x, y), x.floor(), x.round(), x.sign(), -x,
-            x.softmax(0), F.gelu(x), F.silu(x), x.isnan(), x.max(1).values, x.amin(0), F.softplus(x), x.log1p(), x.expm1(),
+            x.softmax(0), F.gelu(x.clamp(max=1e30)), F.silu(x), x.isnan(), x.max(1).values, x.amin(0), F.softplus(x), x.log1p(), x.expm1(),
         )  # fmt: skip
 
     n = len(SPECIAL)

@@ -95,6 +95,14 @@ PyObject* Machine::after_c_call(PyObject* r) {
   return r;
 }
 
+bool Machine::refuses_iterator(PyObject* o) {
+  PyTypeObject* t = Py_TYPE(o);
+  if (!t->tp_iternext || (t->tp_flags & Py_TPFLAGS_HEAPTYPE) || !find_plain(o)) return false;
+  graph_break("iterator-from-outside",
+              std::string("a use of a ") + t->tp_name + " that was made before the captured code");
+  return true;
+}
+
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
   const int64_t before = trace.num_nodes;
@@ -227,7 +235,11 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
-  auto native = [&] { return after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames)); };
+  auto native = [&]() -> PyObject* {
+    for (size_t i = 0; i < PyVectorcall_NARGS(nargsf); ++i)
+      if (refuses_iterator(args[i])) return nullptr;
+    return after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
+  };
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
     if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
     // Enumerations and other metaclasses in Python.
@@ -260,6 +272,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Pure:
     case Policy::Iter:
     case Policy::Next: {
+      for (size_t i = 0; policy != Policy::Iter && i < count; ++i)
+        if (refuses_iterator(arg(i))) return nullptr;
       // A C method on an existing object of a container's subclass would read or write the object itself.
       PyObject* receiver = arg(0);
       if (receiver &&
@@ -270,8 +284,6 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
           return graph_break("container-from-outside",
                              std::string("a method of an existing ") + Py_TYPE(receiver)->tp_name);
       }
-      if (policy == Policy::Next && receiver && find_plain(receiver))
-        return graph_break("iterator-from-outside", std::string("next() of an existing ") + Py_TYPE(receiver)->tp_name);
       return after_c_call(native());
     }
     case Policy::Operator: {

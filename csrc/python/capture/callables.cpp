@@ -1,6 +1,8 @@
 #include "python/capture/callables.h"
 
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -85,53 +87,61 @@ struct Tables {
     return o;
   }
 
+  static bool is_group(const Row& row) { return std::string_view(row.path).ends_with(".*"); }
+
+  /// Every callable of a module or class.
+  void add_group(const Row& row) {
+    const std::string path(row.path, strlen(row.path) - 2);
+    py::Ref o = resolve(path);
+    if (!o) {
+      unresolved.push_back(row.path);
+      return;
+    }
+    PyObject* dict = PyType_Check(o.get())     ? reinterpret_cast<PyTypeObject*>(o.get())->tp_dict
+                     : PyModule_Check(o.get()) ? PyModule_GetDict(o.get())
+                                               : nullptr;
+    if (PyType_Check(o.get()) && row.policy == Policy::Pure)
+      pure_types.insert(reinterpret_cast<PyTypeObject*>(o.get()));
+    py::Ref names = dict ? py::Ref() : py::Ref::steal(PyObject_Dir(o.get()));
+    Py_ssize_t pos = 0;
+    PyObject *name, *value;
+    while (dict && PyDict_Next(dict, &pos, &name, &value)) {
+      if (Py_TYPE(value) == &PyStaticMethod_Type) {
+        py::Ref f = py::Ref::steal(PyObject_GetAttrString(value, "__func__"));
+        if (f && PyCFunction_Check(f.get())) add(f.get(), row.policy);
+        PyErr_Clear();
+      } else if (PyCFunction_Check(value) || Py_TYPE(value) == &PyMethodDescr_Type ||
+                 Py_TYPE(value) == &PyClassMethodDescr_Type || Py_TYPE(value) == &PyWrapperDescr_Type) {
+        add(value, row.policy);
+      } else if (PyType_Check(value) && row.policy == Policy::Pure && PyModule_Check(o.get())) {
+        auto* t = reinterpret_cast<PyTypeObject*>(value);
+        pure_types.insert(t);
+        Py_ssize_t p = 0;
+        PyObject *n, *v;
+        if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE))
+          while (PyDict_Next(t->tp_dict, &p, &n, &v))
+            if (Py_TYPE(v) == &PyMethodDescr_Type || Py_TYPE(v) == &PyWrapperDescr_Type) add(v, row.policy);
+      }
+    }
+    if (names) {
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
+        py::Ref v = py::Ref::steal(PyObject_GetAttr(o.get(), PyList_GET_ITEM(names.get(), i)));
+        if (v && (PyCFunction_Check(v.get()))) add(v.get(), row.policy);
+        PyErr_Clear();
+      }
+    }
+  }
+
   Tables() {
+    // A type's own row is stronger than a group's: many types share one C function (object.__setattr__).
+    for (const Row& row : kCallables)
+      if (is_group(row)) add_group(row);
     for (const Row& row : kCallables) {
-      std::string path = row.path;
-      const bool all = path.size() > 2 && path.compare(path.size() - 2, 2, ".*") == 0;
-      if (all) path.resize(path.size() - 2);
-      py::Ref o = resolve(path);
-      if (!o) {
-        unresolved.push_back(path);
-        continue;
-      }
-      if (!all) {
+      if (is_group(row)) continue;
+      if (py::Ref o = resolve(row.path))
         add(o.get(), row.policy);
-        continue;
-      }
-      PyObject* dict = PyType_Check(o.get())     ? reinterpret_cast<PyTypeObject*>(o.get())->tp_dict
-                       : PyModule_Check(o.get()) ? PyModule_GetDict(o.get())
-                                                 : nullptr;
-      if (PyType_Check(o.get()) && row.policy == Policy::Pure)
-        pure_types.insert(reinterpret_cast<PyTypeObject*>(o.get()));
-      py::Ref names = dict ? py::Ref() : py::Ref::steal(PyObject_Dir(o.get()));
-      Py_ssize_t pos = 0;
-      PyObject *name, *value;
-      while (dict && PyDict_Next(dict, &pos, &name, &value)) {
-        if (Py_TYPE(value) == &PyStaticMethod_Type) {
-          py::Ref f = py::Ref::steal(PyObject_GetAttrString(value, "__func__"));
-          if (f && PyCFunction_Check(f.get())) add(f.get(), row.policy);
-          PyErr_Clear();
-        } else if (PyCFunction_Check(value) || Py_TYPE(value) == &PyMethodDescr_Type ||
-                   Py_TYPE(value) == &PyClassMethodDescr_Type || Py_TYPE(value) == &PyWrapperDescr_Type) {
-          add(value, row.policy);
-        } else if (PyType_Check(value) && row.policy == Policy::Pure && PyModule_Check(o.get())) {
-          auto* t = reinterpret_cast<PyTypeObject*>(value);
-          pure_types.insert(t);
-          Py_ssize_t p = 0;
-          PyObject *n, *v;
-          if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE))
-            while (PyDict_Next(t->tp_dict, &p, &n, &v))
-              if (Py_TYPE(v) == &PyMethodDescr_Type || Py_TYPE(v) == &PyWrapperDescr_Type) add(v, row.policy);
-        }
-      }
-      if (names) {
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
-          py::Ref v = py::Ref::steal(PyObject_GetAttr(o.get(), PyList_GET_ITEM(names.get(), i)));
-          if (v && (PyCFunction_Check(v.get()))) add(v.get(), row.policy);
-          PyErr_Clear();
-        }
-      }
+      else
+        unresolved.push_back(row.path);
     }
     for (const Row& row : kFunctions) {
       py::Ref o = resolve(row.path);

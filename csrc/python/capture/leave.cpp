@@ -176,6 +176,30 @@ RecipePtr Leaver::instance(PyObject* o) {
 /// Iterators and partials say themselves how to make them again: (callable, arguments, state).
 RecipePtr Leaver::by_reduce(PyObject* o) {
   static PyObject* rebuild = PyObject_GetAttrString(polyfills(), "rebuild");
+  const PyTypeObject* t = Py_TYPE(o);
+  if (t == &PyDictIterKey_Type || t == &PyDictIterValue_Type || t == &PyDictIterItem_Type) {
+    struct DictIterator {  // CPython 3.11's private dictiterobject
+      PyObject_HEAD PyDictObject* dict;
+      Py_ssize_t used, position;
+      PyObject* result;
+      Py_ssize_t left;
+    };
+    const auto* it = reinterpret_cast<DictIterator*>(o);
+    if (it->dict) {
+      // A real iterator again, which notices when the dict changes under it.
+      auto* dict = reinterpret_cast<PyObject*>(it->dict);
+      Known* k = m.find(dict);
+      if (it->used != it->dict->ma_used || (k && k->snapshot && PyList_GET_SIZE(k->snapshot.get()) != 2 * it->used))
+        throw NotRebuildable{"an iterator of a dict that has changed"};
+      static PyObject* resume = PyObject_GetAttrString(polyfills(), "resume_dict_iterator");
+      const char* view = t == &PyDictIterKey_Type ? "keys" : t == &PyDictIterValue_Type ? "values" : "items";
+      RecipePtr r = make(Recipe::Kind::Call);
+      r->object = py::Ref::borrow(resume);
+      r->parts = {recipe(dict), constant(py::Ref::steal(PyUnicode_FromString(view)).get()),
+                  constant(py::Ref::steal(PyLong_FromSsize_t(it->used - it->left)).get())};
+      return made_[o] = r;
+    }
+  }
   py::Ref reduced = py::Ref::steal(PyObject_CallMethod(o, "__reduce__", nullptr));
   if (!reduced || !rebuild || !PyTuple_Check(reduced.get()) || PyTuple_GET_SIZE(reduced.get()) < 2) {
     PyErr_Clear();
@@ -507,7 +531,8 @@ void Leaver::side_effects() {
     if (now.defined() ? had && THPVariable_Unpack(g.initial.get()).is_same(now) : !had && g.looked) continue;
     py::Ref value = now.defined() ? py::Ref::steal(THPVariable_Wrap(now)) : py::Ref::borrow(Py_None);
     add(SideEffect::Kind::SetAttr, recipe(fake.get()), names().grad, recipe(value.get()));
-    if (had && !m.trace.find(THPVariable_Unpack(g.initial.get()))) droppable.emplace_back(effects.size() - 1, g.initial.get());
+    if (had && !m.trace.find(THPVariable_Unpack(g.initial.get())))
+      droppable.emplace_back(effects.size() - 1, g.initial.get());
   }
   for (auto [at, grad] : droppable)
     if (!made_.count(grad)) m.result.side_effects[at].drop_before = true;

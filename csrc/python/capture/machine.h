@@ -175,6 +175,8 @@ class Machine {
                        const std::function<PyObject*()>& f);
   /// After a C call: translates kiln's failures into graph breaks, replaces real objects in the result.
   PyObject* after_c_call(PyObject* result);
+  /// C code that iterates would advance an iterator that existed before the call: a graph break then, and true.
+  bool refuses_iterator(PyObject* o);
   bool has_fake(PyObject* o, int depth = 0);
   PyObject* call_c(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);

@@ -134,6 +134,7 @@ Flow op_get_yield_from_iter(Exec& e, int) {
 Flow op_send(Exec& e, int arg) {
   PyObject* v = e.pop();
   PyObject* receiver = e.top();
+  if (e.m.refuses_iterator(receiver)) return Flow::Error;
   PyObject* value = nullptr;
   PySendResult r;
   if (PyIter_Check(receiver) && v == Py_None && !PyGen_CheckExact(receiver) && !PyCoro_CheckExact(receiver)) {

@@ -115,6 +115,7 @@ Flow op_is_op(Exec& e, int arg) {
 }
 
 Flow op_contains_op(Exec& e, int arg) {
+  if (e.m.refuses_iterator(e.top(0))) return Flow::Error;
   const int has = PySequence_Contains(e.top(0), e.top(1));
   if (has < 0) {
     e.m.after_c_call(nullptr);
@@ -254,6 +255,7 @@ Flow op_map_add(Exec& e, int arg) {
 
 Flow op_list_extend(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
+  if (e.m.refuses_iterator(it.get())) return Flow::Error;
   PyObject* none = _PyList_Extend(reinterpret_cast<PyListObject*>(e.top(arg - 1)), it.get());
   if (!none) {
     if (PyErr_ExceptionMatches(PyExc_TypeError) && !Py_TYPE(it.get())->tp_iter && !PySequence_Check(it.get())) {
@@ -268,6 +270,7 @@ Flow op_list_extend(Exec& e, int arg) {
 
 Flow op_set_update(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
+  if (e.m.refuses_iterator(it.get())) return Flow::Error;
   return _PySet_Update(e.top(arg - 1), it.get()) < 0 ? Flow::Error : Flow::Next;
 }
 
@@ -327,6 +330,7 @@ Flow op_unpack_ex(Exec& e, int arg) {
   if (exact) arg &= ~(1 << 30);
   const int before = exact ? arg : arg & 0xFF, after = exact ? 0 : arg >> 8;
   py::Ref seq = py::Ref::steal(e.pop());
+  if (e.m.refuses_iterator(seq.get())) return Flow::Error;
   if (!Py_TYPE(seq.get())->tp_iter && !PySequence_Check(seq.get())) {
     PyErr_Format(PyExc_TypeError, "cannot unpack non-iterable %.200s object", Py_TYPE(seq.get())->tp_name);
     return Flow::Error;

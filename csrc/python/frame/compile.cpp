@@ -72,11 +72,22 @@ void check_signals() {
   if (PyErr_CheckSignals() < 0) throw py::PythonError{};
 }
 
+/// The user's stack with each line's text, as Python prints it.
+std::string with_source(const std::string& stack) {
+  static PyObject* show = [] {
+    py::Ref module = py::Ref::steal(PyImport_ImportModule("kiln._polyfills"));
+    return module ? PyObject_GetAttrString(module.get(), "with_source") : nullptr;
+  }();
+  py::Ref text = py::Ref::steal(show ? PyObject_CallFunction(show, "s", stack.c_str()) : nullptr);
+  if (!text) PyErr_Clear();
+  return text ? utf8(text.get()) : stack;
+}
+
 std::string reason_text(const capture::BreakReason& r) {
   std::string s = r.cause;
   if (!r.file.empty()) s += "\n  at " + r.file + ":" + std::to_string(r.line);
   if (!r.hint.empty()) s += "\n  hint: " + r.hint;
-  if (!r.stack.empty()) s += "\n" + r.stack;
+  if (!r.stack.empty()) s += "\n" + with_source(r.stack);
   if (!r.id.empty()) s += (s.back() == '\n' ? "  [" : "\n  [") + r.id + "]";
   return s;
 }
@@ -261,6 +272,12 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
   // Nothing that runs for the compile itself is to be compiled.
   Scoped<ConfigPtr> quiet(mode().config, nullptr);
   OptionScope scope(*config);
+  if (guards::saved_tensor_hooks_active()) {
+    // The hooks must see the tensors that eager saves: a checkpoint compares them with those of its second run.
+    if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " inside saved-tensor hooks");
+    log_artifact(Topic::graph_breaks, place, "runs in eager: saved-tensor hooks (activation checkpointing) are active");
+    return nullptr;
+  }
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
   if (cache.compiles >= options().recompile_limit) {

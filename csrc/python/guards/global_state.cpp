@@ -11,6 +11,10 @@
 
 namespace kiln::guards {
 
+bool saved_tensor_hooks_active() {
+  return at::SavedTensorDefaultHooks::is_enabled() && at::SavedTensorDefaultHooks::get_hooks().has_value();
+}
+
 uint64_t pack_global_state() {
   uint64_t word = 0;
   int used = 0;
@@ -37,7 +41,7 @@ uint64_t pack_global_state() {
   put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()), 2);
   put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::stack_len()), 8);
   put(static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()), 8);
-  put(at::SavedTensorDefaultHooks::is_enabled(), 1);
+  put(saved_tensor_hooks_active(), 1);
   return word;
 }
 

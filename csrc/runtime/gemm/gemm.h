@@ -29,8 +29,8 @@ using Parallel = std::function<void(int64_t tasks, const std::function<void(int6
 bool supported();
 
 /// C (m x n, row-major, leading dimension ldc) = A (m x k) * B (k x n), both with any strides.
-/// `workspace` holds workspace_floats(m, n, k, a, threads) floats, 64-byte aligned. Sums run in the order of k within blocks of at
-/// most kMaxDepth, so the result differs from another library's by rounding only.
+/// `workspace` holds workspace_floats(m, n, k, a, threads) floats, 64-byte aligned. Sums run in the order of k within
+/// blocks of at most kMaxDepth, so the result differs from another library's by rounding only.
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads);
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads);

@@ -1,0 +1,91 @@
+#include "runtime/arena.h"
+
+#include <atomic>
+
+#include "aten/pch.h"
+#include "runtime/plan.h"
+#include "runtime/pool.h"
+
+namespace kiln::runtime {
+namespace {
+
+struct Shared {
+  std::atomic<bool> busy{false};
+  at::Tensor memory;  // guarded by busy
+  uint64_t generation = 0;
+};
+
+Shared& shared() {
+  static Shared* s = new Shared;
+  return *s;
+}
+std::atomic<uint64_t> last_generation{0};
+
+at::Tensor allocate_bytes(int64_t bytes) {
+  graph::TensorMeta m;
+  m.dtype = DType::UInt8;
+  m.sizes = {bytes};
+  m.strides = {1};
+  return allocate(m);
+}
+
+}  // namespace
+
+ArenaLease::ArenaLease(int64_t bytes) {
+  if (bytes <= 0) {
+    generation_ = ~uint64_t{0};
+    return;
+  }
+  Shared& s = shared();
+  if (s.busy.exchange(true, std::memory_order_acquire)) {
+    own_ = allocate_bytes(bytes);
+    data_ = static_cast<char*>(own_.mutable_data_ptr());
+    generation_ = ++last_generation;
+    return;
+  }
+  shared_ = true;
+  try {
+    if (!s.memory.defined() || s.memory.numel() < bytes) {
+      // Before the larger one is made, and not into the pool: both at once would be the peak.
+      s.memory = at::Tensor();
+      trim_pool();
+      s.memory = allocate_bytes(bytes);
+      s.generation = ++last_generation;
+    }
+  } catch (...) {
+    s.busy.store(false, std::memory_order_release);
+    throw;
+  }
+  data_ = static_cast<char*>(s.memory.mutable_data_ptr());
+  generation_ = s.generation;
+}
+
+ArenaLease::~ArenaLease() {
+  if (shared_) shared().busy.store(false, std::memory_order_release);
+}
+
+void* scratch(int64_t bytes) {
+  struct Block {
+    void* p = nullptr;
+    int64_t size = 0;
+    ~Block() { std::free(p); }
+  };
+  static thread_local Block block;
+  if (block.size < bytes) {
+    std::free(block.p);
+    block.size = (bytes + 4095) / 4096 * 4096;
+    block.p = std::aligned_alloc(4096, block.size);
+    TORCH_CHECK_WITH(OutOfMemoryError, block.p, "kiln could not allocate ", block.size, " bytes");
+  }
+  return block.p;
+}
+
+void release_arena() {
+  Shared& s = shared();
+  if (s.busy.exchange(true, std::memory_order_acquire)) return;
+  s.memory = at::Tensor();
+  trim_pool();
+  s.busy.store(false, std::memory_order_release);
+}
+
+}  // namespace kiln::runtime

@@ -1,0 +1,206 @@
+"""What existed before a call is left alone by a capture, and used as it is: containers of the user's own classes, iterators,
+loggers, cached functions, classes that change."""
+
+import collections
+import functools
+import logging
+
+import pytest
+import torch
+
+import kiln
+from helpers import check
+from kiln.testing import CompileCounter, assert_same
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Table(dict):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.reads = 0
+
+    def __getitem__(self, key):
+        self.reads += 1
+        return super().__getitem__(key)
+
+    def __missing__(self, key):
+        return 3.0
+
+
+class Items(list):
+    pass
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+def test_instances_of_container_classes_are_read_and_written():
+    def f(x, table, items, pair):
+        table["sum"] = x * table["scale"] + table["absent"]
+        items.append(x + 1)
+        return pair.left + pair.right * items[0], len(table), isinstance(table, Table)
+
+    def run(function):
+        table, items = Table(scale=2.0), Items([X * 3])
+        result = [function(X, table, items, Pair(X, X + 1)) for _ in range(2)]
+        return result, dict.items(table), list(items), table.reads, type(table), type(items)
+
+    expected, actual = run(f), run(kiln.compile(f, fullgraph=True))
+    assert_same(expected[0], actual[0])
+    assert_same(dict(expected[1]), dict(actual[1]))
+    assert_same(expected[2], actual[2])
+    assert expected[3:] == actual[3:]
+
+
+def test_a_changed_container_instance_is_seen():
+    counter = CompileCounter()
+
+    @kiln.compile(backend=counter)
+    def f(x, table):
+        return x * table["scale"]
+
+    table = Table(scale=2.0)
+    assert_same(f(X, table), X * 2)
+    assert_same(f(X, table), X * 2)
+    dict.__setitem__(table, "scale", 5.0)
+    assert_same(f(X, table), X * 5)
+
+
+def test_factories_like_a_tensor_are_captured():
+    def f(x):
+        y = torch.zeros_like(x).add_(1) + torch.ones_like(x) + torch.full_like(x, 2.0)
+        return y * x, torch.empty_like(x).fill_(3), torch.rand_like(x)
+
+    compiled = kiln.compile(f, fullgraph=True)
+    torch.manual_seed(0)
+    expected = f(X)
+    torch.manual_seed(0)
+    assert_same(expected, compiled(X))
+
+
+def test_numbers_written_and_lists_as_indices():
+    def f(x):
+        y = x.clone()
+        y[0] = 1.5
+        y[1:, 0] = 2
+        y[[0, 2]] = y[[2, 0]] + 1
+        y[y > 3] = 0
+        return y
+
+    assert_same(f(X), kiln.compile(f)(X))
+
+
+def test_logging_does_not_break_the_graph(caplog):
+    log = logging.getLogger("kiln-test")
+
+    @kiln.compile(fullgraph=True)
+    def f(x):
+        log.warning("shape %s", tuple(x.shape))
+        return x + 1
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert_same(f(X), X + 1)
+    assert [r.getMessage() for r in caplog.records] == ["shape (3, 4)"] * 2
+
+
+@functools.lru_cache
+def cached(n):
+    calls.append(n)
+    return n * 2
+
+
+calls = []
+
+
+def test_cached_functions_run_once():
+    cached.cache_clear()
+    calls.clear()
+    compiled = kiln.compile(lambda x: x * cached(3), fullgraph=True)
+    for _ in range(3):
+        assert_same(compiled(X), X * 6)
+    assert calls == [3]
+
+
+class Settings:
+    scale = 2.0
+
+    @staticmethod
+    def shift(x):
+        return x + 1
+
+
+def test_functions_and_numbers_read_through_a_class_are_guarded():
+    def f(x):
+        return Settings.shift(x) * Settings.scale
+
+    compiled = kiln.compile(f)
+    old = Settings.scale, Settings.__dict__["shift"]
+    try:
+        assert_same(f(X), compiled(X))
+        Settings.scale = 7.0
+        assert_same(f(X), compiled(X))
+        Settings.shift = staticmethod(lambda x: x - 1)
+        assert_same(f(X), compiled(X))
+    finally:
+        Settings.scale, Settings.shift = old
+
+
+def inner(x, by=2.0):
+    return x * by
+
+
+def test_a_replaced_code_of_an_inlined_function_is_seen():
+    helpers = {"run": inner}
+
+    def f(x):
+        return helpers["run"](x)
+
+    compiled = kiln.compile(f)
+    code, defaults = inner.__code__, inner.__defaults__
+    try:
+        assert_same(compiled(X), X * 2)
+        inner.__defaults__ = (5.0,)
+        assert_same(compiled(X), X * 5)
+        inner.__code__ = (lambda x, by=2.0: x + by).__code__
+        assert_same(compiled(X), X + 5)
+    finally:
+        inner.__code__, inner.__defaults__ = code, defaults
+
+
+def test_existing_generators_are_not_consumed_by_a_capture():
+    def f(x, rows):
+        return torch.stack(list(rows)) + x.sum()
+
+    rows = lambda: (r * 2 for r in X)
+    assert_same(f(X, rows()), kiln.compile(f)(X, rows()))
+
+
+@pytest.mark.parametrize("view", ["keys", "values", "items"])
+def test_loops_over_a_dict_go_on_behind_a_break(view):
+    def f(x, table):
+        total = x
+        for entry in getattr(table, view)():
+            if total.sum() > -100:
+                total = total + len(str(entry))
+        return total
+
+    check(f, X, {"a": 1, "bcd": 22, "e": 333})
+
+
+def test_unused_gradients_are_dropped_before_the_step():
+    """Old gradients are not alive beside the new ones, and those that the step reads are."""
+    weight = torch.ones(3, requires_grad=True)
+
+    @kiln.compile
+    def step(x, keep):
+        if not keep:
+            weight.grad = None
+        (weight * x).sum().backward()
+
+    step(torch.ones(3), False)
+    step(torch.full((3,), 2.0), True)
+    assert weight.grad.tolist() == [3.0, 3.0, 3.0]
+    step(torch.full((3,), 5.0), False)
+    assert weight.grad.tolist() == [5.0, 5.0, 5.0]
