@@ -46,8 +46,12 @@ class Builder {
  private:
   void make_slots() {
     slots_.assign(schedule_.buffers.size(), runtime::kNoSlot);
-    for (BufferId b : lowered_.inputs)
-      plan_.inputs.push_back(slots_[b] = plan_.add_slot({SlotInfo::Kind::Input, schedule_.buffers[b].name, meta(b)}));
+    for (size_t i = 0; i < lowered_.inputs.size(); ++i) {
+      const BufferId b = lowered_.inputs[i];
+      SlotInfo info{SlotInfo::Kind::Input, schedule_.buffers[b].name, meta(b)};
+      info.frozen = lowered_.frozen[i];
+      plan_.inputs.push_back(slots_[b] = plan_.add_slot(std::move(info)));
+    }
     for (const auto& [b, node] : lowered_.constants) {
       SlotInfo info{SlotInfo::Kind::Constant, node->name, meta(b)};
       info.constant = runtime::constant_tensor(*node);

@@ -10,9 +10,11 @@
 #include "base/pass.h"
 #include "base/timer.h"
 #include "compiler/build_plan.h"
+#include "compiler/freeze.h"
 #include "decompose/decompose.h"
 #include "graph/passes/passes.h"
 #include "runtime/aten_artifact.h"
+#include "runtime/frozen.h"
 #include "runtime/library_steps.h"
 
 namespace kiln::compiler {
@@ -33,7 +35,7 @@ void* resolve(const std::string& name) {
   return dlsym(RTLD_DEFAULT, name.c_str());
 }
 
-std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original, bool inference) {
+std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original) {
   const std::unique_ptr<graph::Graph> g = original.clone();
   const PassHooks hooks = hooks_of(*g);
 
@@ -95,7 +97,20 @@ std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original, bool i
 std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, bool inference) {
   graph::verify(g, /*functional=*/true);
   if (!options().codegen || !bisect_allows(BisectUnit::Graph, g.name)) return runtime::aten_artifact(g);
-  return generate(g, inference);
+  if (!inference) return generate(g);
+  // Inference: what depends on the weights alone is computed when they change.
+  const std::unique_ptr<graph::Graph> own = g.clone();
+  std::optional<FrozenSplit> split;
+  run_pass("graph.fold_norms", hooks_of(*own), [&] { return graph::fold_norms(*own); });
+  run_pass("compiler.freeze", hooks_of(*own), [&] {
+    split = split_frozen(*own);
+    return false;
+  });
+  if (!split) return generate(*own);
+  graph::verify(*split->prologue, /*functional=*/true);
+  graph::verify(*split->rest, /*functional=*/true);
+  return runtime::frozen_artifact(generate(*split->prologue), generate(*split->rest),
+                                  std::move(split->prologue_inputs), std::move(split->rest_inputs));
 }
 
 }  // namespace kiln::compiler

@@ -91,6 +91,13 @@ std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph& tr
     StageTimer timer("joint.trace");
     joint = joint::trace_joint(joint::replay(traced), examples);
   }
+  // Weights that nobody writes here keep their packed and folded forms between calls; with a backward, an update follows.
+  if (!joint.has_backward()) {
+    for (size_t i = 0; i < joint.num_primals; ++i) joint.graph->inputs()[i]->frozen = traced.inputs()[i]->frozen;
+    for (const graph::Mutation& m : joint.graph->mutations()) m.input.node->frozen = false;
+    for (const joint::VisibleMutation& m : joint.mutations)
+      joint.graph->inputs()[static_cast<size_t>(m.input)]->frozen = false;
+  }
   joint::Program eager;
   if (joint.has_backward() && replayable(traced)) {
     std::shared_ptr<graph::Graph> kept = traced.clone();

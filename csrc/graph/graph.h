@@ -79,6 +79,7 @@ class Node {
   bool returns_list = false;
   bool grad_enabled = true;  // traced graphs: grad mode at the call
   bool backward = false;     // joint graphs: made while the autograd engine ran
+  bool frozen = false;       // placeholders: a module's state; what is made of it alone may be kept between calls
   std::shared_ptr<const StackTrace> stack;
   std::string module_path;  // "layers.0.attn", from nn.Module calls; may be empty
 

@@ -283,6 +283,8 @@ class Parser {
         n->grad_enabled = false;
       else if (w == "backward")
         n->backward = true;
+      else if (w == "frozen")
+        n->frozen = true;
       else if (w == "module") {
         expect('=');
         n->module_path = string();

@@ -188,6 +188,7 @@ void write_node(std::string& out, const Node& n) {
   auto note = [&](const std::string& text) { notes += (notes.empty() ? "" : ", ") + text; };
   if (!n.grad_enabled) note("no_grad");
   if (n.backward) note("backward");
+  if (n.frozen) note("frozen");
   if (!n.module_path.empty()) {
     std::string path = "module=";
     write_string(path, n.module_path);

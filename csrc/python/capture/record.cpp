@@ -31,6 +31,14 @@ std::string input_name(const std::string& path) {
 }
 }  // namespace
 
+/// A parameter or buffer, read from its module.
+static bool is_module_state(const guards::Source& s) {
+  if (s.kind != guards::Source::Kind::DictItem || !s.base || s.base->kind != guards::Source::Kind::DictItem) return false;
+  PyObject* store = s.base->object.get();
+  return PyUnicode_Check(store) && (PyUnicode_Compare(store, names().parameters) == 0 ||
+                                    PyUnicode_Compare(store, names().buffers) == 0);
+}
+
 graph::Value Machine::input_value(const at::Tensor& t) {
   py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
   Known* k = o ? find(o.get()) : nullptr;
@@ -41,6 +49,7 @@ graph::Value Machine::input_value(const at::Tensor& t) {
   activate(*k);
   const std::string name = input_name(k->source->text());
   graph::Node* node = trace.graph().add_input(name, aten::meta_of(t));
+  node->frozen = is_module_state(*k->source);
   graph::Node* twin = torch_level->add_input(name, node->results[0]);
   to_torch[node->out()] = twin->out();
   result.inputs.push_back({k->source, node->name});

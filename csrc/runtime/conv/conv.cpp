@@ -114,14 +114,19 @@ void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& d
 
 }  // namespace
 
-int64_t forward_workspace(const Shape& s) { return gemm::packed_floats(s.taps() * s.ci, s.co) + frame_floats(s); }
+int64_t packed_weight_floats(const Shape& s) { return gemm::packed_floats(s.taps() * s.ci, s.co); }
+void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
+                 const Parallel& parallel) {
+  pack_forward(s, depths_of(s), weight, ws, packed, parallel);
+}
 
-void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws, const float* bias, float* y,
-             float* workspace, const Parallel& parallel, int threads) {
+int64_t forward_workspace(const Shape& s) { return frame_floats(s); }
+
+void forward(const Shape& s, const float* x, const float* packed, const float* bias, float* y, float* workspace,
+             const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
   const Depths depths = depths_of(s);
-  pack_forward(s, depths, weight, ws, workspace, parallel);
-  const Image image = image_of(s, x, workspace + gemm::packed_floats(s.taps() * s.ci, s.co), parallel);
+  const Image image = image_of(s, x, workspace, parallel);
   const gemm::RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment& g, const float** out) {
     const int64_t dh = g.tap / image.taps_w * s.dilation_h - image.pad_h;
     const int64_t dw = g.tap % image.taps_w * s.dilation_w - image.pad_w;
@@ -137,7 +142,7 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
     }
   };
   gemm::multiply_indirect(
-      s.outputs(), depths, rows, PackedB(s.co), workspace, y, [&](int64_t i) { return i * s.co; }, {bias, false},
+      s.outputs(), depths, rows, PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; }, {bias, false},
       parallel, threads);
 }
 

@@ -20,9 +20,13 @@ struct WeightStrides {
   int64_t o, i, h, w;
 };
 
-/// y = conv(x, weight) (+ bias[co]). `workspace`: forward_workspace floats, 64-byte aligned.
-void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws, const float* bias, float* y,
-             float* workspace, const gemm::Parallel& parallel, int threads);
+/// A weight as forward() wants it: packed_weight_floats floats, 64-byte aligned.
+int64_t packed_weight_floats(const Shape& s);
+void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
+                 const gemm::Parallel& parallel);
+/// y = conv(x, weight) (+ bias[co]), the weight packed. `workspace`: forward_workspace floats, 64-byte aligned.
+void forward(const Shape& s, const float* x, const float* packed, const float* bias, float* y, float* workspace,
+             const gemm::Parallel& parallel, int threads);
 int64_t forward_workspace(const Shape& s);
 
 /// dx from dy and weight.

@@ -48,8 +48,12 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
       for (const int threads : {1, 5}) {
         auto y = at::full({c.n, s.oh, s.ow, c.co}, 7.0f), dx = at::full({c.n, c.h, c.w, c.ci}, 7.0f),
              dw = at::full_like(w, 7.0f);
-        forward(s, x.data_ptr<float>(), w.data_ptr<float>(), ws, bias.data_ptr<float>(), y.data_ptr<float>(), aligned,
-                kSerial, threads);
+        const auto packed = at::empty({packed_weight_floats(s) + 16});
+        auto* packed_data =
+            reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data_ptr<float>()) + 63) & ~uintptr_t{63});
+        pack_weight(s, w.data_ptr<float>(), ws, packed_data, kSerial);
+        forward(s, x.data_ptr<float>(), packed_data, bias.data_ptr<float>(), y.data_ptr<float>(), aligned, kSerial,
+                threads);
         expect_close(y.permute({0, 3, 1, 2}), want, "forward");
         const auto dy = at::randn({c.n, s.oh, s.ow, c.co});
         const auto [want_dx, want_dw, unused] = at::convolution_backward(
