@@ -76,15 +76,20 @@ void run_tiles(const Depths::Block& block, const PackedB& layout, const float* p
   }
 }
 
-/// How a product is cut into tasks: blocks of rows, and with few rows also ranges of panels.
+/// How a product is cut into tasks: blocks of rows, and with few rows or a large B also ranges of panels. Tasks that
+/// follow each other share a range, so that it stays in the caches while all rows meet it.
 struct Cut {
+  static constexpr int64_t kCachedFloats = 1 << 19;
   int64_t rows, row_tasks, panels_each, column_tasks;
-  Cut(int64_t m, int64_t depth, const PackedB& layout, int threads)
-      : rows(rows_per_task(m, depth, tile().mr, threads)), row_tasks(ceil_div(m, rows)) {
+  Cut(int64_t m, const Depths& depths, const PackedB& layout, int threads)
+      : rows(rows_per_task(m, depths.blocks[0].depth, tile().mr, threads)), row_tasks(ceil_div(m, rows)) {
     const int64_t wanted = std::clamp<int64_t>(ceil_div(threads * 4, row_tasks), 1, layout.panels());
-    panels_each = ceil_div(layout.panels(), wanted);
+    const int64_t cached = std::max<int64_t>(4, kCachedFloats / (depths.k * tile().nr));
+    panels_each = std::min(ceil_div(layout.panels(), wanted), cached);
     column_tasks = ceil_div(layout.panels(), panels_each);
   }
+  int64_t first_row(int64_t task) const { return task % row_tasks * rows; }
+  int64_t first_panel(int64_t task) const { return task / row_tasks * panels_each; }
 };
 
 /// How much of B is packed at a time: what stays in the caches until it is used, and no more memory than that.
@@ -141,7 +146,7 @@ int64_t packed_floats(int64_t k, int64_t n) { return round_up(n, 16) * k; }
 
 int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   if (a.col == 1 || m == 0 || n == 0 || k == 0) return 0;
-  const Cut cut(m, Depths(1, k).blocks[0].depth, PackedB(n), threads);
+  const Cut cut(m, Depths(1, k), PackedB(n), threads);
   return cut.column_tasks == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
 }
 
@@ -176,15 +181,14 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
     return;
   }
   // Otherwise pack A into panels of mr rows, k-major.
-  const Cut cut(m, depths.blocks[0].depth, layout, threads);
+  const Cut cut(m, depths, layout, threads);
   const auto pack_a = [&](int64_t i, float* to) {
     pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, m - i), k, mr, to);
   };
   if (cut.column_tasks > 1)
     parallel(ceil_div(m, mr), [&](int64_t panel) { pack_a(panel * mr, workspace + panel * mr * k); });
   parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
-    const int64_t i0 = task / cut.column_tasks * cut.rows, i1 = std::min(m, i0 + cut.rows);
-    const int64_t panel0 = task % cut.column_tasks * cut.panels_each;
+    const int64_t i0 = cut.first_row(task), i1 = std::min(m, i0 + cut.rows), panel0 = cut.first_panel(task);
     const float* packed_a = workspace + i0 * k;
     if (cut.column_tasks == 1) {  // no other task needs these rows
       thread_local std::vector<float> own;
@@ -224,10 +228,9 @@ void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows,
                        const float* packed, float* c, const std::function<int64_t(int64_t)>& row_of_c,
                        const Epilogue& epilogue, const Parallel& parallel, int threads) {
   if (m == 0 || layout.n == 0) return;
-  const Cut cut(m, depths.blocks[0].depth, layout, threads);
+  const Cut cut(m, depths, layout, threads);
   parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
-    const int64_t i0 = task / cut.column_tasks * cut.rows, i1 = std::min(m, i0 + cut.rows);
-    const int64_t panel0 = task % cut.column_tasks * cut.panels_each;
+    const int64_t i0 = cut.first_row(task), i1 = std::min(m, i0 + cut.rows), panel0 = cut.first_panel(task);
     TileTable table;
     for (const Depths::Block& block : depths.blocks) {
       table.fill(depths, block, rows, i0, i1);
