@@ -19,7 +19,7 @@ thread_local FakeObserver* observer = nullptr;
 constexpr int64_t kMaxConstant = 4096;
 
 /// grad_fn of a fake that stands for a non-leaf: the graph behind it is not the trace's business.
-struct FakeInput : torch::autograd::Node {
+struct FakeInput final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
   std::string name() const override { return "FakeInput"; }
 };
@@ -338,6 +338,8 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
 }
 
 }  // namespace
+
+bool is_history_of_input(const torch::autograd::Node& node) { return dynamic_cast<const FakeInput*>(&node) != nullptr; }
 
 at::Tensor make_fake(const at::Tensor& real) {
   c10::InferenceMode mode(real.is_inference());

@@ -13,6 +13,10 @@
 // C++ (composite ops, autograd, functionalization) runs on them unchanged. The boxed fallback on DispatchKey::Fake
 // computes results' metadata from, in this order: real views of the fake for view ops; kiln's shape rules; native C++
 // Meta kernels; as a logged last resort, the dispatcher's Meta kernel, which may be Python.
+namespace torch::autograd {
+struct Node;
+}
+
 namespace kiln::aten {
 
 /// Thrown by the Fake fallback for an op whose result depends on data (item, nonzero, equal, ...). Not a c10::Error: it
@@ -35,6 +39,8 @@ inline bool is_fake(const at::Tensor& t) { return t.defined() && t.key_set().has
 /// `real`. Inference tensors give inference fakes. Throws Unsupported for what is not a plain strided tensor: sparse,
 /// quantized, nested, named, conjugated or negated lazily, functorch wrappers, __torch_dispatch__ subclasses.
 at::Tensor make_fake(const at::Tensor& real);
+/// True for the grad_fn of such a fake: what is behind it happened before the trace.
+bool is_history_of_input(const torch::autograd::Node& node);
 /// The same without autograd: requires no grad.
 at::Tensor make_plain_fake(const at::Tensor& real);
 /// Makes `fake` (a leaf that requires no grad) require grad as `real` does: as a leaf, or with a grad_fn of its own.

@@ -109,8 +109,8 @@ std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, boo
   if (!split) return generate(*own);
   graph::verify(*split->prologue, /*functional=*/true);
   graph::verify(*split->rest, /*functional=*/true);
-  return runtime::frozen_artifact(generate(*split->prologue), generate(*split->rest),
-                                  std::move(split->prologue_inputs), std::move(split->rest_inputs));
+  return runtime::frozen_artifact(generate(*split->prologue), generate(*split->rest), std::move(split->prologue_inputs),
+                                  std::move(split->rest_inputs));
 }
 
 }  // namespace kiln::compiler

@@ -91,7 +91,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph& tr
     StageTimer timer("joint.trace");
     joint = joint::trace_joint(joint::replay(traced), examples);
   }
-  // Weights that nobody writes here keep their packed and folded forms between calls; with a backward, an update follows.
+  // Weights that nobody writes here keep their packed and folded forms between calls; with a backward, an update
+  // follows.
   if (!joint.has_backward()) {
     for (size_t i = 0; i < joint.num_primals; ++i) joint.graph->inputs()[i]->frozen = traced.inputs()[i]->frozen;
     for (const graph::Mutation& m : joint.graph->mutations()) m.input.node->frozen = false;

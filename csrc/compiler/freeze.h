@@ -15,8 +15,8 @@ struct FrozenSplit {
   std::vector<size_t> rest_inputs;
 };
 
-/// Splits a functional graph; nullopt if nothing but views hangs on frozen inputs alone. What the graph returns is never
-/// part of the prologue: the caller gets memory of his own.
+/// Splits a functional graph; nullopt if nothing but views hangs on frozen inputs alone. What the graph returns is
+/// never part of the prologue: the caller gets memory of his own.
 std::optional<FrozenSplit> split_frozen(const graph::Graph& g);
 
 }  // namespace kiln::compiler

@@ -50,8 +50,8 @@ class PackedWeight {
   mutable std::shared_ptr<const Buffer> packed_;  // guarded by mutex_; of snapshot_
 };
 
-/// An artifact whose first part, `prologue`, depends on weights alone and runs when they change. `rest` takes the inputs
-/// numbered `rest_inputs`, then the prologue's outputs.
+/// An artifact whose first part, `prologue`, depends on weights alone and runs when they change. `rest` takes the
+/// inputs numbered `rest_inputs`, then the prologue's outputs.
 std::shared_ptr<Artifact> frozen_artifact(std::shared_ptr<Artifact> prologue, std::shared_ptr<Artifact> rest,
                                           std::vector<size_t> prologue_inputs, std::vector<size_t> rest_inputs);
 

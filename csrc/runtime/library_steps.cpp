@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "runtime/arena.h"
-#include "runtime/frozen.h"
 #include "runtime/attention/attention.h"
 #include "runtime/conv/conv.h"
+#include "runtime/frozen.h"
 #include "runtime/gemm/gemm.h"
 #include "runtime/parallel.h"
 

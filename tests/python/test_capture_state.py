@@ -204,3 +204,59 @@ def test_unused_gradients_are_dropped_before_the_step():
     assert weight.grad.tolist() == [3.0, 3.0, 3.0]
     step(torch.full((3,), 5.0), False)
     assert weight.grad.tolist() == [5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_backward_through_a_graph_break(optimizer):
+    """A backward that is captured behind a break goes on into the part before it."""
+
+    def run(compiled):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 4)
+        opt = optimizer(net.parameters(), lr=0.1)
+
+        def step(x):
+            opt.zero_grad()
+            y = net(x)
+            kiln.graph_break()
+            loss = (y * y).sum()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        function = kiln.compile(step) if compiled else step
+        losses = [function(X * i) for i in range(1, 5)]
+        return losses, [p.grad for p in net.parameters()], list(net.parameters())
+
+    assert_same(run(False), run(True), rtol=1e-4, atol=1e-5)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 2 * x
+
+
+def test_custom_autograd_functions_train():
+    def run(compiled):
+        torch.manual_seed(0)
+        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        opt = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.01)
+
+        def step(x):
+            opt.zero_grad()
+            loss = second(Square.apply(first(x))).sum()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        function = kiln.compile(step) if compiled else step
+        return [function(X) for _ in range(4)], [p.grad for p in first.parameters()]
+
+    assert_same(run(False), run(True), rtol=1e-4, atol=1e-5)

@@ -44,13 +44,15 @@ bool fold_norms(Graph& g) {
   for (Node* norm : norms) {
     const Value in = norm->arg(0).value();
     Node& conv = *in.node;
-    if (conv.kind != NodeKind::Call || conv.op != kConvolution || conv.arg(6).to_bool() || uses.at(&conv) != 1) continue;
+    if (conv.kind != NodeKind::Call || conv.op != kConvolution || conv.arg(6).to_bool() || uses.at(&conv) != 1)
+      continue;
     const TensorMeta &before = in.meta(), &after = norm->results.at(0);
     if (before.dtype != after.dtype || before.strides != after.strides || !is_floating(before.dtype)) continue;
     bool frozen = is_frozen(conv.arg(1)) && is_frozen_or_none(conv.arg(2)) && is_frozen_or_none(norm->arg(1)) &&
                   is_frozen_or_none(norm->arg(2)) && is_frozen(norm->arg(3)) && is_frozen(norm->arg(4));
     // Statistics in a wider type than the weight's would change the result's.
-    for (const Arg* a : {&conv.arg(1), &norm->arg(3), &norm->arg(4)}) frozen = frozen && a->value().meta().dtype == before.dtype;
+    for (const Arg* a : {&conv.arg(1), &norm->arg(3), &norm->arg(4)})
+      frozen = frozen && a->value().meta().dtype == before.dtype;
     if (!frozen) continue;
     fold(g, conv, *norm);
     replaced[norm] = {in, Value{norm, 1}, Value{norm, 2}};

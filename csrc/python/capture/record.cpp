@@ -33,10 +33,11 @@ std::string input_name(const std::string& path) {
 
 /// A parameter or buffer, read from its module.
 static bool is_module_state(const guards::Source& s) {
-  if (s.kind != guards::Source::Kind::DictItem || !s.base || s.base->kind != guards::Source::Kind::DictItem) return false;
+  if (s.kind != guards::Source::Kind::DictItem || !s.base || s.base->kind != guards::Source::Kind::DictItem)
+    return false;
   PyObject* store = s.base->object.get();
-  return PyUnicode_Check(store) && (PyUnicode_Compare(store, names().parameters) == 0 ||
-                                    PyUnicode_Compare(store, names().buffers) == 0);
+  return PyUnicode_Check(store) &&
+         (PyUnicode_Compare(store, names().parameters) == 0 || PyUnicode_Compare(store, names().buffers) == 0);
 }
 
 graph::Value Machine::input_value(const at::Tensor& t) {

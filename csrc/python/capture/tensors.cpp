@@ -15,8 +15,9 @@ using SK = guards::Source::Kind;
 using GK = Guard::Kind;
 
 namespace {
-/// Leaves that a backward from `roots` reaches; `*hooks` is set if Python hooks would run.
-std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, bool* hooks) {
+/// Leaves that a backward from `roots` reaches. `*hooks` is set if Python hooks would run, `*outside` if it goes on
+/// through an input that has a history of its own.
+std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, bool* hooks, bool* outside) {
   std::vector<at::Tensor> leaves;
   std::unordered_set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> todo;
@@ -28,6 +29,7 @@ std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, boo
     torch::autograd::Node* node = todo.back();
     todo.pop_back();
     if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty()) *hooks = true;
+    if (aten::is_history_of_input(*node)) *outside = true;
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(leaf->variable);
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
@@ -176,8 +178,10 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
       (a[4] && a[4] != Py_None && !tensors_of(a[4], &inputs)))
     return graph_break("autograd", "a backward over other things than tensors");
   const bool accumulate = a[6] && a[6] == Py_True;
-  bool hooks = false;
-  std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks);
+  bool hooks = false, outside = false;
+  std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks, &outside);
+  if (outside)
+    return graph_break("autograd", "a backward that goes on into what was computed before the captured part");
   if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
   if (accumulate && !inputs.empty()) leaves = inputs;
   std::vector<graph::Arg> roots_arg, grads_arg, inputs_arg;

@@ -95,11 +95,8 @@ bool skipped_file(PyCodeObject* code) {
   const auto below = [&](const std::string& folder) { return !folder.empty() && file.starts_with(folder); };
   if (below(folders->kiln)) return true;
   if (below(folders->torch)) {
-    // Of nn.Module itself only the calls lead to a forward; the rest is bookkeeping.
-    if (file.substr(folders->torch.size()) == "nn/modules/module.py") {
-      const std::string_view name = PyUnicode_AsUTF8(code->co_name);
-      return !name.ends_with("_call_impl") && !name.starts_with("__resume_at");
-    }
+    // nn.Module itself is bookkeeping, shared by all modules: below a break, each forward is compiled by itself.
+    if (file.substr(folders->torch.size()) == "nn/modules/module.py") return true;
     for (std::string_view kept : torch_kept)
       if (file.substr(folders->torch.size()).starts_with(kept)) return false;
     return true;

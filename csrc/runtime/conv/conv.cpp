@@ -142,8 +142,8 @@ void forward(const Shape& s, const float* x, const float* packed, const float* b
     }
   };
   gemm::multiply_indirect(
-      s.outputs(), depths, rows, PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; }, {bias, false},
-      parallel, threads);
+      s.outputs(), depths, rows, PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; }, {bias, false}, parallel,
+      threads);
 }
 
 int64_t backward_input_workspace(const Shape& s) { return gemm::packed_floats(s.taps() * s.co, s.ci); }
