@@ -5,6 +5,7 @@
 
 #include "aten/meta_kernels.h"
 #include "base/error.h"
+#include "ops/ops.h"
 
 namespace kiln::aten {
 namespace {
@@ -31,7 +32,9 @@ OpInfo make_info(const c10::OperatorHandle& handle) {
   OpInfo info(handle);
   info.op = graph::Op(full_name(handle.operator_name()));
   info.random = handle.hasTag(at::Tag::nondeterministic_seeded);
-  info.needs_data = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape);
+  const ops::OpInfo* row = ops::lookup(info.op);
+  info.needs_data = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape) ||
+                    (row && row->has(ops::kDataDependent));
   bool out = false;
   info.factory = true;
   const auto& arguments = schema.arguments();

@@ -110,6 +110,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
       fail(*trace, "unsupported-operator-argument", op.operator_name().name + ": " + e.what());
     }
   }
+  // PyTorch's functionalization has no form of these for empty lists among what they write.
+  if (schema.is_mutable() && op.operator_name().name.starts_with("aten::_fused_"))
+    fail(*trace, "unsupported-operator", op.operator_name().name + " updates lists of tensors in place");
   for (size_t i = 0; i < num_args; ++i) {
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     const c10::IValue& v = (*stack)[first + i];

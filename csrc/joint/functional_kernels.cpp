@@ -2,7 +2,9 @@
 #include <ATen/FunctionalTensorWrapper.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <numeric>
 
 #include "aten/pch.h"
 
@@ -61,6 +63,25 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
           fn::to_functional_tensor(std::get<2>(out))};
 }
 
+/// Eager draws numbers in the order of self's memory; the functional form draws them in logical order into a contiguous
+/// tensor. So it runs on self's dimensions in the order of their strides.
+at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> generator) {
+  c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+  if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
+  const at::Tensor value = unwrap(self);
+  std::vector<int64_t> order(static_cast<size_t>(value.dim())), back(order.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  const bool logical = value.is_contiguous() || std::is_sorted(order.begin(), order.end());
+  const at::Tensor drawn =
+      logical ? at::bernoulli(value, p, generator) : at::bernoulli(value.permute(order), p, generator).permute(back);
+  fn::replace_(self, drawn);
+  fn::commit_update(self);
+  fn::sync(self);
+  return self;
+}
+
 // Before each in-place op, functionalization runs the op's Meta kernel once more to find shape errors. Those kernels
 // are Python, take 100 us each, and the check is done by the shape rules anyway. PyTorch reads this switch once.
 [[maybe_unused]] const bool no_reference_runs = [] {
@@ -72,3 +93,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
 }  // namespace kiln::joint
 
 TORCH_LIBRARY_IMPL(aten, Functionalize, m) { m.impl("native_batch_norm", &kiln::joint::native_batch_norm); }
+
+namespace {
+/// PyTorch warns when a kernel of its own is replaced; this one is replaced on purpose, and says so nowhere.
+[[maybe_unused]] const torch::Library* const replacements = [] {
+  struct Quiet final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Functionalize, __FILE__, __LINE__);
+  library->impl("bernoulli_.float", &kiln::joint::bernoulli_);
+  return library;
+}();
+}  // namespace

@@ -260,3 +260,64 @@ def test_custom_autograd_functions_train():
         return [function(X) for _ in range(4)], [p.grad for p in first.parameters()]
 
     assert_same(run(False), run(True), rtol=1e-4, atol=1e-5)
+
+
+def test_random_numbers_follow_the_memory_of_a_permuted_tensor():
+    """Eager draws a dropout mask in the order of the input's memory."""
+
+    def f(x):
+        y = torch.nn.functional.dropout(x.transpose(0, 1), 0.5)
+        return y + torch.empty_like(y).uniform_() + torch.empty_like(y).normal_()
+
+    x = torch.randn(5, 2, 8)
+    results = []
+    for function in (f, kiln.compile(f)):
+        torch.manual_seed(3)
+        results.append((function(x), torch.rand(1)))
+    assert_same(*results)
+
+
+def test_encoder_layer_trains_with_dropout():
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        function = kiln.compile(layer) if compiled else layer
+        value = function(torch.linspace(-1, 1, 80).reshape(2, 5, 8))
+        value.pow(2).sum().backward()
+        results.append((value, [p.grad for p in layer.parameters()]))
+    assert_same(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bags(mode):
+    bag = torch.nn.EmbeddingBag(10, 4, mode=mode)
+    check(lambda i: bag(i) * 2, torch.tensor([[1, 2], [3, 4]]))
+
+
+def test_a_fused_optimizer_is_part_of_the_step():
+    def run(compiled):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3)
+        opt = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+
+        def step(x):
+            opt.zero_grad()
+            loss = net(x).pow(2).sum()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        function = kiln.compile(step, fullgraph=True) if compiled else step
+        return [function(X) for _ in range(4)], list(net.parameters())
+
+    assert_same(run(False), run(True), rtol=1e-4, atol=1e-5)
+
+
+def test_a_break_in_a_comprehension_over_a_closure():
+    scale, rows = 2.0, [X, X + 1]
+
+    def f(x):
+        return torch.stack([(r * scale if r.sum() > 0 else r - scale) + x for r in rows])
+
+    check(f, X)

@@ -90,6 +90,8 @@ RecipePtr Leaver::cell(PyObject* c) {
   }
   auto s = m.cell_source.find(c);
   if (s != m.cell_source.end() && s->second->kind == SK::CellContents) return source(s->second->base);
+  if (s != m.cell_source.end() && s->second->kind == SK::Cell)
+    return made_[c] = source(guards::cell_object(s->second->index, s->second->name));
   throw NotRebuildable{"a cell of the captured function's closure"};
 }
 

@@ -37,6 +37,8 @@ std::string Source::text() const {
       return "L['" + name + "']";
     case Kind::Cell:
       return "C['" + name + "']";
+    case Kind::CellObject:
+      return "cell(" + name + ")";
     case Kind::Global:
       return "G['" + name + "']";
     case Kind::Const:
@@ -82,6 +84,12 @@ SourcePtr local(int64_t index, std::string name) {
 }
 SourcePtr cell(int64_t index, std::string name) {
   auto s = make(Source::Kind::Cell, nullptr);
+  s->index = index;
+  s->name = std::move(name);
+  return s;
+}
+SourcePtr cell_object(int64_t index, std::string name) {
+  auto s = make(Source::Kind::CellObject, nullptr);
   s->index = index;
   s->name = std::move(name);
   return s;

@@ -16,6 +16,7 @@ struct Source {
   enum class Kind : uint8_t {
     Local,         // fast local `index` of the root frame (arguments first); name for printing
     Cell,          // content of the root frame's cell or free variable `index` (index into localsplus)
+    CellObject,    // the root frame's free variable `index`, the cell itself
     Global,        // `object` (a module's dict, held) [name]
     Const,         // `object` itself, held strongly (a module, a type, an object reached from one)
     Attr,          // getattr(base, name) of a C-level attribute: slot, getset, member (x.grad, fn.__closure__)
@@ -42,6 +43,7 @@ struct Source {
 
 SourcePtr local(int64_t index, std::string name);
 SourcePtr cell(int64_t index, std::string name);
+SourcePtr cell_object(int64_t index, std::string name);
 SourcePtr global(PyObject* dict, std::string name);
 SourcePtr constant(PyObject* object, std::string name);
 SourcePtr attr(SourcePtr base, std::string name);

@@ -117,7 +117,8 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
   switch (n.kind) {
     case Source::Kind::Local:
       return n.index < call.num_locals ? call.locals[n.index] : nullptr;
-    case Source::Kind::Cell: {
+    case Source::Kind::Cell:
+    case Source::Kind::CellObject: {
       PyObject* cell = nullptr;
       if (n.index >= call.first_free) {
         const Py_ssize_t i = n.index - call.first_free;
@@ -125,6 +126,7 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       } else if (n.index < call.num_locals) {
         cell = call.locals[n.index];
       }
+      if (n.kind == Source::Kind::CellObject) return cell && PyCell_Check(cell) ? cell : nullptr;
       // An argument that a nested function uses is put into its cell only by the frame's first instructions.
       return cell && PyCell_Check(cell) ? PyCell_GET(cell) : cell;
     }
