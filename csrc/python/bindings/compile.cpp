@@ -11,8 +11,6 @@
 namespace pb = pybind11;
 
 namespace kiln::bindings {
-__attribute__((weak)) kiln::py::Ref to_fx(const graph::Graph& g, const std::vector<kiln::py::Ref>& targets);
-__attribute__((weak)) kiln::py::Ref aten_to_fx(const graph::Graph& g);
 namespace {
 
 /// Runs `f` and hands its C++ exceptions to Python.

@@ -15,12 +15,6 @@
 #include "python/frame/resume.h"
 #include "python/pch.h"
 
-namespace kiln::compiler {
-__attribute__((weak)) std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph&,
-                                                                                const std::vector<at::Tensor>&,
-                                                                                GraphCompiler);
-}
-
 namespace kiln::frame {
 
 using capture::CaptureResult;
@@ -130,7 +124,6 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     StageTimer timer("backend");
     std::vector<at::Tensor> examples;
     for (const py::Ref& o : result.example_inputs) examples.push_back(THPVariable_Unpack(o.get()));
-    if (!compiler::compile_traced) throw Unsupported("no compiler");
     entry.graph = compiler::compile_traced(*result.traced, examples);
     return;
   }
