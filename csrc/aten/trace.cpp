@@ -1,5 +1,6 @@
 #include "aten/trace.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -175,6 +176,8 @@ graph::Node* Trace::record(graph::Op op, std::vector<graph::Arg> args, const std
   metas.reserve(results.size());
   for (const at::Tensor& t : results) metas.push_back(t.defined() ? meta_of(t) : graph::TensorMeta{});
   graph::Node* node = graph_->add_call(op, std::move(args), std::move(metas), name_hint);
+  if (at::autocast::is_autocast_enabled(at::kCPU))
+    node->autocast = dtype_of(at::autocast::get_autocast_dtype(at::kCPU));
   node->grad_enabled = at::GradMode::is_enabled();
   if (stack_trace) node->stack = stack_trace();
   for (size_t i = 0; i < results.size(); ++i)

@@ -77,9 +77,10 @@ class Node {
   std::vector<TensorMeta> results;  // one per tensor result
   /// The results are one Python list/tuple although there may be a single one ("Tensor[]" or "(Tensor, Tensor)").
   bool returns_list = false;
-  bool grad_enabled = true;  // traced graphs: grad mode at the call
-  bool backward = false;     // joint graphs: made while the autograd engine ran
-  bool frozen = false;       // placeholders: a module's state; what is made of it alone may be kept between calls
+  bool grad_enabled = true;        // traced graphs: grad mode at the call
+  DType autocast = DType::Opaque;  // traced graphs: what the CPU's autocast casts to at the call; Opaque: it is off
+  bool backward = false;           // joint graphs: made while the autograd engine ran
+  bool frozen = false;             // placeholders: a module's state; what is made of it alone may be kept between calls
   std::shared_ptr<const StackTrace> stack;
   std::string module_path;  // "layers.0.attn", from nn.Module calls; may be empty
 

@@ -153,13 +153,16 @@ class Parser {
     }
     return d;
   }
+  DType dtype_of(const std::string& name) {
+    const auto dtype = dtype_from_name(name);
+    if (!dtype) fail("unknown dtype '" + name + "'");
+    return *dtype;
+  }
   TensorMeta type() {
     TensorMeta t;
     const std::string name = word("a dtype");
     if (name == "none") return ops::undefined_meta();
-    const auto dtype = dtype_from_name(name);
-    if (!dtype) fail("unknown dtype '" + name + "'");
-    t.dtype = *dtype;
+    t.dtype = dtype_of(name);
     expect('[');
     t.sizes = ints(']');
     if (accept('<')) {
@@ -283,7 +286,10 @@ class Parser {
         n->grad_enabled = false;
       else if (w == "backward")
         n->backward = true;
-      else if (w == "frozen")
+      else if (w == "autocast") {
+        expect('=');
+        n->autocast = dtype_of(word("a dtype"));
+      } else if (w == "frozen")
         n->frozen = true;
       else if (w == "module") {
         expect('=');

@@ -187,6 +187,7 @@ void write_node(std::string& out, const Node& n) {
   std::string notes;
   auto note = [&](const std::string& text) { notes += (notes.empty() ? "" : ", ") + text; };
   if (!n.grad_enabled) note("no_grad");
+  if (n.autocast != DType::Opaque) note("autocast=" + std::string(dtype_name(n.autocast)));
   if (n.backward) note("backward");
   if (n.frozen) note("frozen");
   if (!n.module_path.empty()) {

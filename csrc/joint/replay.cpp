@@ -1,3 +1,4 @@
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -27,6 +28,31 @@ at::Tensor or_undefined(const std::unordered_map<Value, at::Tensor>& env, const 
   return it->second;
 }
 
+/// Puts the CPU's autocast into the state that a node was recorded in; back at the end. Casts of weights are not
+/// cached: the cache would outlive the trace.
+class AutocastStates {
+ public:
+  AutocastStates()
+      : enabled_(at::autocast::is_autocast_enabled(at::kCPU)),
+        cached_(at::autocast::is_autocast_cache_enabled()),
+        dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~AutocastStates() {
+    at::autocast::set_autocast_enabled(at::kCPU, enabled_);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype_);
+    at::autocast::set_autocast_cache_enabled(cached_);
+  }
+  void set(const Node& n) const {
+    at::autocast::set_autocast_enabled(at::kCPU, n.autocast != DType::Opaque);
+    if (n.autocast != DType::Opaque) at::autocast::set_autocast_dtype(at::kCPU, aten::scalar_type_of(n.autocast));
+  }
+
+ private:
+  bool enabled_, cached_;
+  at::ScalarType dtype_;
+};
+
 class Replay {
  public:
   explicit Replay(const graph::Graph& g) : graph_(g) {}
@@ -34,8 +60,10 @@ class Replay {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
     KILN_CHECK(inputs.size() == graph_.inputs().size(), "the traced graph takes another number of inputs");
     for (size_t i = 0; i < inputs.size(); ++i) env_[graph_.inputs()[i]->out()] = inputs[i];
+    const AutocastStates autocast;
     for (const auto& node : graph_.nodes()) {
       if (node->kind == graph::NodeKind::Placeholder) continue;
+      autocast.set(*node);
       TraceState::note_origin(*node);
       at::AutoGradMode grad_mode(node->grad_enabled);
       step(*node);

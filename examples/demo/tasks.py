@@ -65,7 +65,7 @@ def digits(seed: int) -> Task:
         chosen = shuffled[64 * i : 64 * (i + 1)]
         return images[chosen], labels[chosen]
 
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-4)
     return Task("ResNet on digits", module, optimizer, batch, (images[test], labels[test]), 80)
 
 

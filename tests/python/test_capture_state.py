@@ -321,3 +321,47 @@ def test_a_break_in_a_comprehension_over_a_closure():
         return torch.stack([(r * scale if r.sum() > 0 else r - scale) + x for r in rows])
 
     check(f, X)
+
+
+def test_autocast_inside_the_function():
+    layer = torch.nn.Linear(4, 4)
+
+    def f(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+            z = torch.softmax(y @ y.t(), -1)
+        return y, z, layer(x)
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for _ in range(2):
+        expected, actual = f(X), compiled(X)
+        assert [t.dtype for t in expected] == [t.dtype for t in actual]
+        assert_same(expected, actual, rtol=2e-2, atol=2e-2)
+
+
+def test_a_break_inside_autocast():
+    layer = torch.nn.Linear(4, 4)
+
+    def f(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+            kiln.graph_break()
+            z = y @ y.t()
+        return y, z, torch.is_autocast_enabled("cpu")
+
+    expected, actual = f(X), kiln.compile(f)(X)
+    assert expected[1].dtype == actual[1].dtype and expected[2] is actual[2] is False
+    assert_same(expected[:2], actual[:2], rtol=2e-2, atol=2e-2)
+
+
+def test_the_random_module_is_called_each_time():
+    import random
+
+    def f(x):
+        return x * random.random() + random.randint(0, 1000)
+
+    results = []
+    for function in (f, kiln.compile(f)):
+        random.seed(5)
+        results.append([function(X) for _ in range(3)])
+    assert_same(*results)

@@ -90,7 +90,10 @@ PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* 
       const Class c = classify(o);
       const bool code = c == Class::Function || c == Class::Module || c == Class::Type || c == Class::Singleton;
       if (code && is_trusted_namespace(globals) && o != Py_None && !PyBool_Check(o)) {
-        if (c != Class::Singleton) remember_constant(o);
+        if (c != Class::Singleton)
+          remember_constant(o);
+        else
+          remember_bound(o, child(SK::Const, nullptr, o));
         v = Py_NewRef(o);
       } else {
         v = see(o, child(SK::Global, child(SK::Const, nullptr, globals), name));

@@ -134,7 +134,9 @@ RecipePtr Leaver::instance(PyObject* o) {
   while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
   // Only classes made in Python: those of C keep state where no recipe sees it.
   static const destructor python_dealloc = reinterpret_cast<PyTypeObject*>(names().module_type)->tp_dealloc;
-  const bool in_python = (t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_dealloc == python_dealloc;
+  bool in_python = (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
+  for (PyTypeObject* b = t; b && (b->tp_flags & Py_TPFLAGS_HEAPTYPE); b = b->tp_base)
+    in_python = in_python && b->tp_dealloc == python_dealloc;
   if (!in_python && !PyTuple_Check(o) && !PyExceptionInstance_Check(o))
     throw NotRebuildable{std::string("an object of class ") + t->tp_name};
   if (PyTuple_Check(o) && t->tp_new != PyTuple_Type.tp_new && !PyObject_HasAttrString(type, "_fields")) {
@@ -538,7 +540,7 @@ void Leaver::side_effects() {
   }
   for (auto [at, grad] : droppable)
     if (!made_.count(grad)) m.result.side_effects[at].drop_before = true;
-  if (m.result.exit.kind == Exit::Kind::Break && at::GradMode::is_enabled() != m.grad_at_start) {
+  if (at::GradMode::is_enabled() != m.grad_at_start) {
     static PyObject* set = [] {
       PyObject* c = PyImport_ImportModule("torch._C");
       return PyObject_GetAttrString(c, "_set_grad_enabled");
@@ -572,6 +574,9 @@ void Machine::leave_at(int offset, PyObject** sp, py311::Frame* frame) {
   auto r = break_reasons.find(offset);
   if (r != break_reasons.end()) exit.reason = r->second;
   leave(exit, [&](Leaver& l) {
+    // Grad mode is set again on leaving; autocast that was entered here is left to eager.
+    if ((guards::pack_global_state() ^ state_at_start) & ~uint64_t{guards::kGradModeBit})
+      throw NotRebuildable{"autocast, or another of PyTorch's modes, that was entered in the captured part"};
     PyCodeObject* code = frame->f_code;
     for (int i = 0; i < code->co_nlocalsplus; ++i) {
       PyObject* o = frame->localsplus[i];

@@ -376,6 +376,7 @@ CaptureResult Machine::run() {
     aten::Recording recording(trace);
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
     grad_at_start = at::GradMode::is_enabled();
+    state_at_start = guards::pack_global_state();
     r = PyObject_Vectorcall(reinterpret_cast<PyObject*>(function), args.data() + 1,
                             static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
   }

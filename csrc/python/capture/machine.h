@@ -120,6 +120,8 @@ class Machine {
     return k ? k->real.get() : nullptr;
   }
 
+  /// Registers a C method that existed already bound (random.random): rebuilding it would lose its object.
+  void remember_bound(PyObject* o, const SourcePtr& source);
   /// Registers a module, type or function that is reached without a path (by import).
   void remember_constant(PyObject* o);
 
@@ -250,6 +252,7 @@ class Machine {
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   bool grad_at_start = true;
+  uint64_t state_at_start = 0;  // guards::pack_global_state()
   struct Grad {
     bool looked = false;
     py::Ref initial;  // stand-in of the .grad that the tensor came with; null for None

@@ -250,6 +250,7 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
     case Class::Singleton:
     case Class::Type:
       guard(GK::Is, source, o);
+      remember_bound(o, source);
       return Py_NewRef(o);
     case Class::Tuple:
     case Class::FrozenSet:
@@ -264,6 +265,18 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
   PyObject* s = stand_in(o, source);
   if (s && !observe(s)) Py_CLEAR(s);
   return s;
+}
+
+void Machine::remember_bound(PyObject* o, const SourcePtr& source) {
+  if (!PyCFunction_Check(o) || find(o)) return;
+  PyObject* self = PyCFunction_GET_SELF(o);
+  if (!self || PyModule_Check(self)) return;
+  Known k;
+  k.source = source;
+  k.real = py::Ref::borrow(o);
+  k.stand_in = k.real;
+  k.active = true;
+  remember(std::move(k));
 }
 
 PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
