@@ -25,6 +25,9 @@ def fresh():
     torch.manual_seed(0)
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     yield
+    left_on = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", False)
+    assert not left_on, "autocast was left on"
     torch.set_grad_enabled(grad)
     torch.set_default_dtype(dtype)
     if hasattr(kiln._C, "reset"):

@@ -349,9 +349,29 @@ def test_a_break_inside_autocast():
             z = y @ y.t()
         return y, z, torch.is_autocast_enabled("cpu")
 
-    expected, actual = f(X), kiln.compile(f)(X)
-    assert expected[1].dtype == actual[1].dtype and expected[2] is actual[2] is False
-    assert_same(expected[:2], actual[:2], rtol=2e-2, atol=2e-2)
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        expected, actual = f(X), compiled(X)
+        assert expected[1].dtype == actual[1].dtype and expected[2] is actual[2] is False
+        assert_same(expected[:2], actual[:2], rtol=2e-2, atol=2e-2)
+        assert not torch.is_autocast_enabled("cpu")
+        with torch.no_grad():  # casts of the old weight are not cached
+            layer.weight.add_(1)
+
+
+def test_modes_that_a_function_leaves_behind():
+    def f(x):
+        torch.set_grad_enabled(False)
+        torch.set_autocast_enabled("cpu", True)
+        return x @ x.t()
+
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        result = compiled(X)
+        left = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        torch.set_grad_enabled(True)
+        torch.set_autocast_enabled("cpu", False)
+        assert left == (False, True) and result.dtype == torch.bfloat16
 
 
 def test_the_random_module_is_called_each_time():

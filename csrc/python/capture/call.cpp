@@ -309,8 +309,13 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       Paused paused_here(*this);
       return after_c_call(native());
     }
-    case Policy::Global:
-      return after_c_call(native());
+    case Policy::Global: {
+      PyObject* r = after_c_call(native());
+      const char* name = reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name;
+      if (r && strcmp(name, "autocast_increment_nesting") == 0) ++autocast_nesting;
+      if (r && strcmp(name, "autocast_decrement_nesting") == 0) --autocast_nesting;
+      return r;
+    }
     case Policy::Skip:
       return Py_NewRef(Py_None);
     case Policy::SkipSelf:

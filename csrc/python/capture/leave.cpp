@@ -1,4 +1,5 @@
 // Leaving the captured region: recipes for what is alive, side effects from what was written.
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "aten/fake.h"
@@ -35,6 +36,7 @@ class Leaver {
   /// The cell object itself; null recipe kind Source for the root's free variables.
   RecipePtr cell(PyObject* c);
   void side_effects();
+  void modes();
 
  private:
   static RecipePtr make(Recipe::Kind kind) {
@@ -540,17 +542,31 @@ void Leaver::side_effects() {
   }
   for (auto [at, grad] : droppable)
     if (!made_.count(grad)) m.result.side_effects[at].drop_before = true;
-  if (at::GradMode::is_enabled() != m.grad_at_start) {
-    static PyObject* set = [] {
-      PyObject* c = PyImport_ImportModule("torch._C");
-      return PyObject_GetAttrString(c, "_set_grad_enabled");
-    }();
+  modes();
+}
+
+/// Grad mode and autocast as the captured part leaves them.
+void Leaver::modes() {
+  const auto call = [&](const char* name, std::initializer_list<PyObject*> args) {
+    static PyObject* const torch_c = PyImport_AddModule("torch._C");
     SideEffect e;
     e.kind = SideEffect::Kind::Call;
-    e.value = constant(set);
-    e.extra = {constant(at::GradMode::is_enabled() ? Py_True : Py_False)};
+    e.value = constant(py::check(PyObject_GetAttrString(torch_c, name)).get());
+    for (PyObject* a : args) e.extra.push_back(constant(a));
     m.result.side_effects.push_back(std::move(e));
-  }
+  };
+  const auto flag = [](bool b) { return b ? Py_True : Py_False; };
+  const Modes now;
+  const Modes& before = m.modes_at_start;
+  py::Ref cpu = py::Ref::steal(PyUnicode_InternFromString("cpu"));
+  if (now.grad != before.grad) call("_set_grad_enabled", {flag(now.grad)});
+  if (now.autocast != before.autocast) call("set_autocast_enabled", {cpu.get(), flag(now.autocast)});
+  if (now.autocast_dtype != before.autocast_dtype)
+    call("set_autocast_dtype", {cpu.get(), reinterpret_cast<PyObject*>(torch::getTHPDtype(now.autocast_dtype))});
+  if (now.autocast_cache != before.autocast_cache) call("set_autocast_cache_enabled", {flag(now.autocast_cache)});
+  for (int i = 0; i < m.autocast_nesting; ++i) call("autocast_increment_nesting", {});
+  for (int i = 0; i > m.autocast_nesting; --i) call("autocast_decrement_nesting", {});
+  if (m.autocast_nesting < 0) call("clear_autocast_cache", {});
 }
 
 // --- exits
@@ -574,9 +590,6 @@ void Machine::leave_at(int offset, PyObject** sp, py311::Frame* frame) {
   auto r = break_reasons.find(offset);
   if (r != break_reasons.end()) exit.reason = r->second;
   leave(exit, [&](Leaver& l) {
-    // Grad mode is set again on leaving; autocast that was entered here is left to eager.
-    if ((guards::pack_global_state() ^ state_at_start) & ~uint64_t{guards::kGradModeBit})
-      throw NotRebuildable{"autocast, or another of PyTorch's modes, that was entered in the captured part"};
     PyCodeObject* code = frame->f_code;
     for (int i = 0; i < code->co_nlocalsplus; ++i) {
       PyObject* o = frame->localsplus[i];

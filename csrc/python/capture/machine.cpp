@@ -29,19 +29,6 @@ const std::array<Handler, 256>& handlers() {
 }
 
 /// Puts thread-wide torch state back as it was: a capture changes nothing.
-struct TorchState {
-  bool grad = at::GradMode::is_enabled();
-  bool autocast_cpu = at::autocast::is_autocast_enabled(at::kCPU);
-  at::ScalarType dtype_cpu = at::autocast::get_autocast_dtype(at::kCPU);
-  bool cache = at::autocast::is_autocast_cache_enabled();
-  ~TorchState() {
-    at::GradMode::set_enabled(grad);
-    at::autocast::set_autocast_enabled(at::kCPU, autocast_cpu);
-    at::autocast::set_autocast_dtype(at::kCPU, dtype_cpu);
-    at::autocast::set_autocast_cache_enabled(cache);
-  }
-};
-
 struct NoCollection {
   bool was = PyGC_Disable();
   ~NoCollection() {
@@ -49,6 +36,13 @@ struct NoCollection {
   }
 };
 }  // namespace
+
+void Modes::restore() const {
+  at::GradMode::set_enabled(grad);
+  at::autocast::set_autocast_enabled(at::kCPU, autocast);
+  at::autocast::set_autocast_dtype(at::kCPU, autocast_dtype);
+  at::autocast::set_autocast_cache_enabled(autocast_cache);
+}
 
 Machine* machine() { return current; }
 
@@ -365,7 +359,17 @@ CaptureResult Machine::run() {
       PyTuple_SET_ITEM(kwnames.get(), i, Py_NewRef(PyTuple_GET_ITEM(code->co_localsplusnames, positional + i)));
   }
   NoCollection no_collection;
-  TorchState state;
+  modes_at_start = Modes();
+  struct RestoreModes {
+    Machine& m;
+    ~RestoreModes() {
+      m.modes_at_start.restore();
+      // What an abandoned or a finished capture entered, it leaves; the effects on leaving do it for real.
+      for (int i = 0; i < m.autocast_nesting; ++i) at::autocast::decrement_nesting();
+      for (int i = 0; i > m.autocast_nesting; --i) at::autocast::increment_nesting();
+      at::autocast::clear_cache();  // it may hold casts of fakes
+    }
+  } restore_modes{*this};
   Machine* outer = std::exchange(current, this);
   struct Restore {
     Machine* outer;
@@ -375,8 +379,6 @@ CaptureResult Machine::run() {
   {
     aten::Recording recording(trace);
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
-    grad_at_start = at::GradMode::is_enabled();
-    state_at_start = guards::pack_global_state();
     r = PyObject_Vectorcall(reinterpret_cast<PyObject*>(function), args.data() + 1,
                             static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
   }

@@ -1,4 +1,6 @@
 #pragma once
+#include <ATen/autocast_mode.h>
+
 #include <deque>
 #include <functional>
 #include <memory>
@@ -60,6 +62,15 @@ struct Overlay {
   py::Ref object;
   std::vector<std::pair<py::Ref, py::Ref>> entries;
   py::Ref* find(PyObject* name);
+};
+
+/// PyTorch's modes that a captured part may change, as they are now.
+struct Modes {
+  bool grad = at::GradMode::is_enabled();
+  bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  bool autocast_cache = at::autocast::is_autocast_cache_enabled();
+  void restore() const;
 };
 
 class Leaver;
@@ -251,8 +262,8 @@ class Machine {
   };
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
-  bool grad_at_start = true;
-  uint64_t state_at_start = 0;  // guards::pack_global_state()
+  Modes modes_at_start;
+  int autocast_nesting = 0;  // autocast blocks that the captured part entered, less those it left
   struct Grad {
     bool looked = false;
     py::Ref initial;  // stand-in of the .grad that the tensor came with; null for None

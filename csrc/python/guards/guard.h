@@ -41,7 +41,6 @@ struct Guard {
 
 /// Process-wide switches that change what a captured program means, packed into one word.
 uint64_t pack_global_state();
-constexpr uint64_t kGradModeBit = 1;  // of that word
 /// Inside torch.autograd.graph.saved_tensors_hooks (activation checkpointing, offloading).
 bool saved_tensor_hooks_active();
 
