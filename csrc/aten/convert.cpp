@@ -350,6 +350,20 @@ std::vector<c10::IValue> to_stack(const c10::FunctionSchema& schema, const std::
   return stack;
 }
 
+graph::Arg number_arg(const at::Scalar& s) {
+  if (s.isBoolean()) return s.toBool();
+  if (s.isIntegral(false)) return s.toLong();
+  if (s.isComplex()) return static_cast<std::complex<double>>(s.toComplexDouble());
+  return s.toDouble();
+}
+
+graph::Arg numbers_of(const at::Tensor& t) {
+  const at::Tensor flat = t.detach().reshape({-1});
+  graph::Arg::List numbers;
+  for (int64_t i = 0; i < flat.numel(); ++i) numbers.push_back(number_arg(flat[i].item()));
+  return numbers;
+}
+
 at::Scalar wrapped_number_value(const at::Tensor& t) {
   // Read directly: at::item would go through the dispatcher, where a trace may be listening.
   switch (t.scalar_type()) {

@@ -53,6 +53,12 @@ std::vector<c10::IValue> to_stack(const c10::FunctionSchema& schema, const std::
 /// The number that a wrapped number (a 0-dim tensor of weak dtype, the 1 of `x + 1`) holds.
 at::Scalar wrapped_number_value(const at::Tensor& t);
 
+/// Real tensors of up to this many elements may be constants of a program (torch.tensor([...])).
+constexpr int64_t kMaxConstant = 4096;
+graph::Arg number_arg(const at::Scalar& s);
+/// The elements of a real tensor as a list of numbers. The caller sees to it that operators compute (NoFakeGuard).
+graph::Arg numbers_of(const at::Tensor& t);
+
 /// Calls f on every tensor in `value`, undefined ones included: a tensor, an optional one, or a list.
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);
 /// Results of a boxed call, flattened to tensors in order. Throws Unsupported if one is neither a tensor nor a list of

@@ -15,9 +15,6 @@ namespace {
 
 thread_local FakeObserver* observer = nullptr;
 
-/// Tensors with data up to this many elements may meet fakes: they are constants of the program (torch.tensor([...])).
-constexpr int64_t kMaxConstant = 4096;
-
 /// grad_fn of a fake that stands for a non-leaf: the graph behind it is not the trace's business.
 struct FakeInput final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }

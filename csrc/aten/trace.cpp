@@ -17,7 +17,6 @@ constexpr DispatchKey kKey = DispatchKey::TESTING_ONLY_GenericMode;
 
 namespace {
 thread_local Trace* current = nullptr;
-constexpr int64_t kMaxConstant = 4096;  // elements
 thread_local int operator_depth = 0;
 /// The results being bound come from an op without tensor arguments.
 thread_local bool making_from_nothing = false;
@@ -47,13 +46,6 @@ void collect(const c10::IValue& v, std::vector<at::Tensor>& out, bool& list) {
     list = true;
     for (const at::Tensor& t : v.toTensorList()) out.push_back(t);
   }
-}
-
-graph::Arg number_arg(const at::Scalar& s) {
-  if (s.isBoolean()) return s.toBool();
-  if (s.isIntegral(false)) return s.toLong();
-  if (s.isComplex()) return static_cast<std::complex<double>>(s.toComplexDouble());
-  return s.toDouble();
 }
 
 bool returns_tensors(const c10::FunctionSchema& schema) {
@@ -192,23 +184,21 @@ bool can_be_constant(const at::Tensor& t) {
 }
 
 at::Tensor record_constant(Trace& trace, const at::Tensor& t) {
-  graph::Arg::List values;
+  graph::Arg values;
   {
     RecordingPaused no_recording;
     InsideOperator inside;
     NoFakeGuard real;
-    const at::Tensor flat = t.contiguous().view(-1);
-    for (int64_t i = 0; i < flat.numel(); ++i) values.push_back(number_arg(flat[i].item()));
+    values = numbers_of(t);
   }
   at::Tensor stand;
   {
     RecordingPaused no_recording;
     stand = make_fake(t);
   }
-  trace.record(
-      graph::Op("kiln::tensor_constant"),
-      {graph::Arg(std::move(values)), graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type()))},
-      {stand}, "constant");
+  trace.record(graph::Op("kiln::tensor_constant"),
+               {std::move(values), graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type()))}, {stand},
+               "constant");
   return stand;
 }
 

@@ -35,8 +35,7 @@ void* resolve(const std::string& name) {
   return dlsym(RTLD_DEFAULT, name.c_str());
 }
 
-std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original) {
-  const std::unique_ptr<graph::Graph> g = original.clone();
+std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> g) {
   const PassHooks hooks = hooks_of(*g);
 
   // ATen ops -> primitives. Needs a functional graph with metas; leaves one.
@@ -97,20 +96,20 @@ std::shared_ptr<runtime::Artifact> generate(const graph::Graph& original) {
 std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, bool inference) {
   graph::verify(g, /*functional=*/true);
   if (!options().codegen || !bisect_allows(BisectUnit::Graph, g.name)) return runtime::aten_artifact(g);
-  if (!inference) return generate(g);
+  if (!inference) return generate(g.clone());
   // Inference: what depends on the weights alone is computed when they change.
-  const std::unique_ptr<graph::Graph> own = g.clone();
+  std::unique_ptr<graph::Graph> own = g.clone();
   std::optional<FrozenSplit> split;
   run_pass("graph.fold_norms", hooks_of(*own), [&] { return graph::fold_norms(*own); });
   run_pass("compiler.freeze", hooks_of(*own), [&] {
     split = split_frozen(*own);
     return false;
   });
-  if (!split) return generate(*own);
+  if (!split) return generate(std::move(own));
   graph::verify(*split->prologue, /*functional=*/true);
   graph::verify(*split->rest, /*functional=*/true);
-  return runtime::frozen_artifact(generate(*split->prologue), generate(*split->rest), std::move(split->prologue_inputs),
-                                  std::move(split->rest_inputs));
+  return runtime::frozen_artifact(generate(std::move(split->prologue)), generate(std::move(split->rest)),
+                                  std::move(split->prologue_inputs), std::move(split->rest_inputs));
 }
 
 }  // namespace kiln::compiler

@@ -47,13 +47,7 @@ class Extract {
       if (!calls.count(n.get())) continue;
       std::vector<Arg> args = n->args;
       for (Arg& a : args) translate(a);
-      Node* twin = to_->add_call(n->op, std::move(args), n->results, n->name);
-      twin->kwargs = n->kwargs;
-      twin->returns_list = n->returns_list;
-      twin->grad_enabled = n->grad_enabled;
-      twin->backward = n->backward;
-      twin->stack = n->stack;
-      twin->module_path = n->module_path;
+      Node* twin = to_->add_copy(*n, std::move(args));
       for (uint32_t r = 0; r < n->results.size(); ++r) values_.try_emplace(Value{n.get(), r}, twin->out(r));
     }
     to_->outputs() = outputs;

@@ -69,6 +69,18 @@ Node* Graph::add_call(Op op, std::vector<Arg> args, std::vector<TensorMeta> resu
   return raw;
 }
 
+Node* Graph::add_copy(const Node& call, std::vector<Arg> args) {
+  Node* node = add_call(call.op, std::move(args), call.results, call.name);
+  node->kwargs = call.kwargs;
+  node->returns_list = call.returns_list;
+  node->grad_enabled = call.grad_enabled;
+  node->autocast = call.autocast;
+  node->backward = call.backward;
+  node->stack = call.stack;
+  node->module_path = call.module_path;
+  return node;
+}
+
 void Graph::set_insert_point(Node* node) { insert_at_ = node ? where_.at(node) : nodes_.end(); }
 
 void Graph::erase(Node* node) {

@@ -116,6 +116,8 @@ class Graph {
   /// Appends a call at the insertion point (the end, unless set_insert_point was called). Results' metas are the
   /// caller's.
   Node* add_call(Op op, std::vector<Arg> args, std::vector<TensorMeta> results, std::string name_hint = "");
+  /// Appends a copy of another graph's call with `args`, which are this graph's.
+  Node* add_copy(const Node& call, std::vector<Arg> args);
   /// Later add_calls go before `node`; nullptr means the end.
   void set_insert_point(Node* node);
   /// Removes a node that has no users left (checked by the verifier, not here).

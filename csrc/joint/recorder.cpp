@@ -8,20 +8,6 @@ namespace kiln::joint {
 using graph::Arg;
 using graph::Value;
 
-namespace {
-
-/// Constants larger than this stay out of graphs.
-constexpr int64_t kMaxConstant = 4096;
-
-Arg number_arg(const at::Scalar& s) {
-  if (s.isBoolean()) return s.toBool();
-  if (s.isIntegral(false)) return s.toLong();
-  if (s.isFloatingPoint()) return s.toDouble();
-  return static_cast<std::complex<double>>(s.toComplexDouble());
-}
-
-}  // namespace
-
 graph::Node* Recorder::add(graph::Op op, std::vector<Arg> args, std::vector<graph::TensorMeta> metas) {
   graph::Node* node = graph_.add_call(op, std::move(args), std::move(metas));
   node->backward = backward;
@@ -40,13 +26,11 @@ void Recorder::bind(const at::Tensor& t, Value v) {
 Value Recorder::value_of(const at::Tensor& t) {
   if (auto it = values_.find(t.unsafeGetTensorImpl()); it != values_.end()) return it->second;
   if (aten::is_fake(t)) throw Unsupported("a traced tensor of another trace");
-  if (t.layout() != c10::kStrided || !t.is_cpu() || t.numel() > kMaxConstant)
+  if (t.layout() != c10::kStrided || !t.is_cpu() || t.numel() > aten::kMaxConstant)
     throw Unsupported("a tensor with data that is no input of the graph");
   // Python made it while tracing (torch.tensor(2.0)): its numbers are the program's.
   aten::NoFakeGuard no_fake;
-  const at::Tensor flat = t.detach().reshape({-1});
-  Arg::List numbers;
-  for (int64_t i = 0; i < flat.numel(); ++i) numbers.push_back(number_arg(flat[i].item()));
+  Arg numbers = aten::numbers_of(t);
   const graph::TensorMeta meta = [&] {
     graph::TensorMeta m = aten::meta_of(t);
     m.strides = graph::contiguous_strides(m.sizes);
@@ -55,8 +39,8 @@ Value Recorder::value_of(const at::Tensor& t) {
     return m;
   }();
   if (t.scalar_type() != at::kBool && meta.dtype == DType::Opaque) throw Unsupported("a constant of an unknown dtype");
-  graph::Node* node = add(graph::Op("kiln::tensor_constant"),
-                          {Arg(std::move(numbers)), Arg::ints(meta.sizes), Arg(meta.dtype)}, {meta});
+  graph::Node* node =
+      add(graph::Op("kiln::tensor_constant"), {std::move(numbers), Arg::ints(meta.sizes), Arg(meta.dtype)}, {meta});
   bind(t, node->out());
   return node->out();
 }
@@ -82,7 +66,7 @@ void Recorder::called(const aten::OpInfo& op, c10::ArrayRef<c10::IValue> args, c
   }
   std::vector<Arg> graph_args = aten::to_args(op.schema(), args, [&](const at::Tensor& t) -> Arg {
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && !aten::is_fake(t))
-      return number_arg(aten::wrapped_number_value(t));
+      return aten::number_arg(aten::wrapped_number_value(t));
     return value_of(t);
   });
   std::vector<graph::TensorMeta> metas;

@@ -5,9 +5,9 @@
 namespace kiln::graph {
 namespace {
 
-bool is_frozen(const Arg& a) { return a.is_value() && a.value() && a.value().node->frozen; }
-bool is_frozen_or_none(const Arg& a) { return a.is_none() || (a.is_value() && !a.value()) || is_frozen(a); }
 bool is_there(const Arg& a) { return a.is_value() && a.value(); }
+bool is_frozen(const Arg& a) { return is_there(a) && a.value().node->frozen; }
+bool is_frozen_or_none(const Arg& a) { return !is_there(a) || is_frozen(a); }
 
 /// scale = weight / sqrt(var + eps);  norm(conv(x, w, b)) = conv(x, w * scale, (b - mean) * scale + bias)
 void fold(Graph& g, Node& conv, Node& norm) {

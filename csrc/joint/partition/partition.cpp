@@ -239,12 +239,7 @@ void Partitioner::extract(const std::vector<Value>& saved, Parts& parts) {
       if (done) continue;
       std::vector<Arg> args;
       for (const Arg& a : n->args) args.push_back(mapped(a));
-      Node* made = to.add_call(n->op, std::move(args), n->results, n->name);
-      made->returns_list = n->returns_list;
-      made->grad_enabled = n->grad_enabled;
-      made->backward = n->backward;
-      made->stack = n->stack;
-      made->module_path = n->module_path;
+      Node* made = to.add_copy(*n, std::move(args));
       for (uint32_t i = 0; i < n->results.size(); ++i) map.emplace(Value{n.get(), i}, made->out(i));
     }
     return mapped;

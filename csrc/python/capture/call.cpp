@@ -468,18 +468,17 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
 
 PyObject* Machine::defer_call(py311::Frame* frame) {
   PyCodeObject* code = frame->f_code;
+  if (code->co_kwonlyargcount) return graph_break("call-that-breaks", "a call with keyword-only arguments");
   Deferred call;
   call.callable = py::Ref::borrow(reinterpret_cast<PyObject*>(frame->f_func));
   int at = 0;
   for (; at < code->co_argcount; ++at) call.args.push_back(py::Ref::borrow(frame->localsplus[at]));
-  if (code->co_kwonlyargcount) return graph_break("call-that-breaks", "a call with keyword-only arguments");
   if (code->co_flags & CO_VARARGS) {
     PyObject* rest = frame->localsplus[at++];
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rest); ++i)
       call.args.push_back(py::Ref::borrow(PyTuple_GET_ITEM(rest, i)));
   }
-  if (code->co_flags & CO_VARKEYWORDS) call.kwargs = py::Ref::borrow(frame->localsplus[at]);
-  if (call.kwargs && PyDict_GET_SIZE(call.kwargs.get()))
+  if ((code->co_flags & CO_VARKEYWORDS) && PyDict_GET_SIZE(frame->localsplus[at]))
     return graph_break("call-that-breaks",
                        std::string("a call with keywords of ") + PyUnicode_AsUTF8(code->co_qualname));
   deferred.push_back(std::move(call));

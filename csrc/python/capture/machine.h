@@ -258,7 +258,6 @@ class Machine {
   struct Deferred {
     py::Ref callable;
     std::vector<py::Ref> args;
-    py::Ref kwargs;  // empty, if any
   };
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/timer.h"
 #include "compiler/compile.h"
+#include "python/capture/callables.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
 #include "python/frame/bytecode/code.h"
@@ -68,10 +69,7 @@ void check_signals() {
 
 /// The user's stack with each line's text, as Python prints it.
 std::string with_source(const std::string& stack) {
-  static PyObject* show = [] {
-    py::Ref module = py::Ref::steal(PyImport_ImportModule("kiln._polyfills"));
-    return module ? PyObject_GetAttrString(module.get(), "with_source") : nullptr;
-  }();
+  static PyObject* show = PyObject_GetAttrString(capture::polyfills(), "with_source");
   py::Ref text = py::Ref::steal(show ? PyObject_CallFunction(show, "s", stack.c_str()) : nullptr);
   if (!text) PyErr_Clear();
   return text ? utf8(text.get()) : stack;

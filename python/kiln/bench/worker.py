@@ -39,10 +39,7 @@ def compiler(name: str, model_mode: str) -> Callable[[Any], Any]:
     if name == "torch-max-autotune":
         return lambda function: torch.compile(function, mode="max-autotune")
     if name == "torch-freezing":
-        import torch._inductor.config as config
-
-        config.freezing = True
-        return torch.compile
+        return lambda function: torch.compile(function, options={"freezing": True})
     raise ValueError(f"unknown compiler {name!r}")
 
 
