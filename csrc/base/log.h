@@ -18,6 +18,7 @@ namespace kiln {
   X(compiled_autograd, "graphs of compiled autograd")                         \
   X(compiled_autograd_verbose, "compiled autograd, with each node's reasons") \
   X(timing, "time of every stage and pass")                                   \
+  X(step_times, "time of each step of an artifact, after 10, 100, .. calls")  \
   X(bisect, "functions, graphs and kernels, numbered as bisect counts them")  \
   X(fallback, "ops that run as ATen calls, shapes from Meta kernels, and other quiet fallbacks")
 

@@ -6,8 +6,10 @@
 #include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "runtime/arena.h"
 #include "runtime/pool.h"
+#include "runtime/step_times.h"
 #include "runtime/steps.h"
 
 namespace kiln::runtime {
@@ -133,7 +135,10 @@ class PlannedArtifact final : public Artifact {
         t = adapt(std::move(t), s, lease);
       frame.set(s, std::move(t));
     }
-    for (const auto& step : plan_.steps) step->run(frame);
+    if (log_enabled(Topic::step_times))
+      step_times_.run(plan_, frame);
+    else
+      for (const auto& step : plan_.steps) step->run(frame);
     for (const auto& [input, original] : lease.copy_back) original.copy_(frame.tensors[input]);
     for (Slot s : mutated_) {
       at::Tensor& t = frame.tensors[s];
@@ -237,6 +242,7 @@ class PlannedArtifact final : public Artifact {
   }
 
   Plan plan_;
+  StepTimes step_times_;
   std::vector<Slot> transient_, mutated_;
   std::atomic<Frame*> cached_{nullptr};
   std::mutex mutex_;
