@@ -65,19 +65,15 @@ ArenaLease::~ArenaLease() {
 }
 
 void* scratch(int64_t bytes) {
-  struct Block {
-    void* p = nullptr;
-    int64_t size = 0;
-    ~Block() { std::free(p); }
-  };
-  static thread_local Block block;
-  if (block.size < bytes) {
-    std::free(block.p);
-    block.size = (bytes + 4095) / 4096 * 4096;
-    block.p = std::aligned_alloc(4096, block.size);
-    TORCH_CHECK_WITH(OutOfMemoryError, block.p, "kiln could not allocate ", block.size, " bytes");
+  static thread_local c10::DataPtr block;
+  static thread_local int64_t size = 0;
+  if (size < bytes) {
+    size = 0;
+    block.clear();
+    block = pool_allocator()->allocate(static_cast<size_t>(bytes));
+    size = bytes;
   }
-  return block.p;
+  return block.get();
 }
 
 void release_arena() {

@@ -38,9 +38,11 @@ class LibraryStep : public Step {
   void for_each_slot(const std::function<void(Slot)>& f) const override {
     for (Slot s : reads_) f(s);
     for (Slot s : writes_) f(s);
+    if (weight_input_ != kNoSlot) f(weight_input_);
   }
 
  protected:
+  Slot weight_input_ = kNoSlot;  // the input behind an operand that is a weight: alive while the step looks at it
   float* at(const Frame& frame, Slot s) const { return reinterpret_cast<float*>(frame.ptrs[s]); }
 
  private:
@@ -107,6 +109,7 @@ class ProductStep final : public LibraryStep {
         b_(b),
         bias_(bias),
         c_(c) {
+    weight_input_ = weight_.slot;
     const TensorMeta &ma = plan.slots[a].meta, &mb = plan.slots[b].meta, &mc = plan.slots[c].meta;
     const size_t r = mc.sizes.size();
     m_ = mc.sizes[r - 2], n_ = mc.sizes[r - 1], k_ = ma.sizes[r - 1];
@@ -164,11 +167,6 @@ class ProductStep final : public LibraryStep {
     for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
   }
 
-  void for_each_slot(const std::function<void(Slot)>& f) const override {
-    LibraryStep::for_each_slot(f);
-    if (weight_.slot != kNoSlot) f(weight_.slot);
-  }
-
  private:
   FrozenOperand weight_;
   Slot a_, b_, bias_, c_;
@@ -214,7 +212,10 @@ class ConvolutionStep final : public LibraryStep {
         x_(x),
         w_(w),
         bias_(bias),
-        y_(y) {}
+        y_(y) {
+    weight_input_ = weight_.slot;
+  }
+
   void run(Frame& frame) const override {
     const int64_t floats = conv::packed_weight_floats(shape_);
     const auto pack = [&](float* to) { conv::pack_weight(shape_, at(frame, w_), strides_, to, parallel_tasks); };
@@ -223,10 +224,6 @@ class ConvolutionStep final : public LibraryStep {
     if (!kept) pack(work);
     conv::forward(shape_, at(frame, x_), kept ? kept->data : work, bias_ == kNoSlot ? nullptr : at(frame, bias_),
                   at(frame, y_), kept ? work : work + floats, parallel_tasks, at::get_num_threads());
-  }
-  void for_each_slot(const std::function<void(Slot)>& f) const override {
-    LibraryStep::for_each_slot(f);
-    if (weight_.slot != kNoSlot) f(weight_.slot);
   }
 
  private:
@@ -288,23 +285,36 @@ class ConvolutionBackwardStep final : public LibraryStep {
   Slot dy_, x_, w_, dx_, dw_, db_;
 };
 
-// --- attention
-// -----------------------------------------------------------------------------------------------------------
+// --- attention -------------------------------------------------------------------------------------------------------
 
 constexpr const char* kAttention = "aten::_scaled_dot_product_flash_attention_for_cpu";
 constexpr const char* kAttentionBackward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
+
+/// The meta of a value: as the graph says, or as its slot has it.
+using MetaOf = std::function<const TensorMeta&(Value)>;
 
 bool is_heads(const TensorMeta& m) {
   return is_f32(m) && m.dim() == 4 && (m.sizes[3] == 1 || m.strides[3] == 1) && m.numel() > 0;
 }
 
-/// q, k, v at args[first..]; the trailing arguments (dropout, causal, mask, scale) from args[rest].
-std::optional<attention::Shape> attention_shape(const Node& n, const TensorMeta& q, const TensorMeta& k,
-                                                const TensorMeta& v, size_t rest) {
+/// A float32 mask that broadcasts to [batch, heads, queries, keys].
+bool is_mask(const TensorMeta& m) {
+  return is_f32(m) && (m.dim() == 2 || m.dim() == 4) && m.numel() > 0 && (m.sizes.back() == 1 || m.strides.back() <= 1);
+}
+
+/// The mask of a node whose trailing arguments (dropout, causal, mask, scale) start at args[rest], if it has one.
+Value mask_of(const Node& n, size_t rest) {
+  const graph::Arg& mask = n.arg(rest + 2);
+  return mask.is_value() ? mask.value() : Value{};
+}
+
+/// What q, k, v and the trailing arguments, from args[rest] on, say; nothing if ATen's kernel must serve.
+std::optional<attention::Shape> attention_shape(const Node& n, const MetaOf& meta, size_t first, size_t rest) {
+  const TensorMeta &q = meta(n.arg(first).value()), &k = meta(n.arg(first + 1).value()),
+                   &v = meta(n.arg(first + 2).value());
+  if (const Value mask = mask_of(n, rest); mask && !is_mask(meta(mask))) return std::nullopt;
   if (!is_heads(q) || !is_heads(k) || !is_heads(v)) return std::nullopt;
   if (n.arg(rest).to_double() != 0.0) return std::nullopt;  // dropout
-  const graph::Arg& mask = n.arg(rest + 2);
-  if (mask.is_value() && mask.value()) return std::nullopt;
   const graph::Arg& scale = n.arg(rest + 3);
   if (scale.is_value()) return std::nullopt;
   if (k.sizes[1] != v.sizes[1] || k.sizes[2] != v.sizes[2] || q.sizes[3] != v.sizes[3]) return std::nullopt;
@@ -320,69 +330,83 @@ std::optional<attention::Shape> attention_shape(const Node& n, const TensorMeta&
   return attention::supported(s) ? std::optional(s) : std::nullopt;
 }
 
-attention::RowSums row_sums(const Frame& frame, Slot s, const TensorMeta& m) {
-  return {reinterpret_cast<float*>(frame.ptrs[s]), m.strides[0], m.strides[1], m.strides[2]};
+/// Where a step finds its tensors; a slot that is kNoSlot is left out.
+class AttentionTensors {
+ public:
+  AttentionTensors(std::vector<Slot> slots, const Plan& plan) : slots_(std::move(slots)) {
+    for (Slot s : slots_) metas_.push_back(s == kNoSlot ? TensorMeta{} : plan.slots[s].meta);
+  }
+  template <class T>
+  attention::Tensor4<T> heads(const Frame& frame, size_t i) const {
+    const TensorMeta& m = metas_[i];
+    return {data(frame, i), m.strides[0], m.strides[1], m.strides[2]};
+  }
+  attention::RowSums row_sums(const Frame& frame, size_t i) const {
+    if (slots_[i] == kNoSlot) return {};
+    const TensorMeta& m = metas_[i];
+    return {data(frame, i), m.strides[0], m.strides[1], m.strides[2]};
+  }
+  attention::Mask mask(const Frame& frame, size_t i) const {
+    if (slots_[i] == kNoSlot) return {};
+    const TensorMeta& m = metas_[i];
+    const size_t r = m.sizes.size();
+    const auto stride = [&](size_t from_end) {
+      return from_end <= r && m.sizes[r - from_end] > 1 ? m.strides[r - from_end] : 0;
+    };
+    return {data(frame, i), stride(4), stride(3), stride(2), stride(1)};
+  }
+
+ private:
+  float* data(const Frame& frame, size_t i) const { return reinterpret_cast<float*>(frame.ptrs[slots_[i]]); }
+  std::vector<Slot> slots_;
+  std::vector<TensorMeta> metas_;
+};
+
+std::vector<Slot> present(std::vector<Slot> slots) {
+  std::erase(slots, kNoSlot);
+  return slots;
 }
 
 class AttentionStep final : public LibraryStep {
  public:
-  AttentionStep(const attention::Shape& shape, std::array<Slot, 3> qkv, Slot out, Slot lse, const Plan& plan)
-      : LibraryStep("attention", {qkv.begin(), qkv.end()}, {out, lse}), shape_(shape), qkv_(qkv), out_(out), lse_(lse) {
-    for (size_t i = 0; i < 3; ++i) metas_[i] = plan.slots[qkv[i]].meta;
-    metas_[3] = plan.slots[out].meta;
-    metas_[4] = plan.slots[lse].meta;
-  }
+  /// `in`: q, k, v, mask; `results`: out, logsumexp. The mask and the logsumexp may be kNoSlot.
+  AttentionStep(const attention::Shape& shape, const std::vector<Slot>& in, const std::vector<Slot>& results,
+                const Plan& plan)
+      : LibraryStep("attention", present(in), present(results)),
+        shape_(shape),
+        in_(in, plan),
+        results_(results, plan) {}
   void run(Frame& frame) const override {
-    const auto in = [&](size_t i) {
-      const TensorMeta& m = metas_[i];
-      return attention::In{at(frame, qkv_[i]), m.strides[0], m.strides[1], m.strides[2]};
-    };
-    const TensorMeta& m = metas_[3];
-    attention::forward(shape_, in(0), in(1), in(2), {at(frame, out_), m.strides[0], m.strides[1], m.strides[2]},
-                       row_sums(frame, lse_, metas_[4]), parallel_tasks);
+    const auto in = [&](size_t i) { return in_.heads<const float>(frame, i); };
+    attention::forward(shape_, in(0), in(1), in(2), in_.mask(frame, 3), results_.heads<float>(frame, 0),
+                       results_.row_sums(frame, 1), parallel_tasks);
   }
 
  private:
   attention::Shape shape_;
-  std::array<Slot, 3> qkv_;
-  Slot out_, lse_;
-  std::array<TensorMeta, 5> metas_;
+  AttentionTensors in_, results_;
 };
 
 class AttentionBackwardStep final : public LibraryStep {
  public:
-  /// `in`: grad_out, q, k, v, out, logsumexp; `results`: grad_q, grad_k, grad_v.
-  AttentionBackwardStep(const attention::Shape& shape, std::array<Slot, 6> in, std::array<Slot, 3> results,
+  /// `in`: grad_out, q, k, v, out, logsumexp, mask (or kNoSlot); `results`: grad_q, grad_k, grad_v.
+  AttentionBackwardStep(const attention::Shape& shape, const std::vector<Slot>& in, const std::vector<Slot>& results,
                         const Plan& plan)
-      : LibraryStep("attention_backward", {in.begin(), in.end()}, {results.begin(), results.end()}),
+      : LibraryStep("attention_backward", present(in), results),
         shape_(shape),
-        in_(in),
-        results_(results) {
-    for (size_t i = 0; i < 6; ++i) metas_[i] = plan.slots[in[i]].meta;
-    for (size_t i = 0; i < 3; ++i) metas_[6 + i] = plan.slots[results[i]].meta;
-  }
+        in_(in, plan),
+        results_(results, plan) {}
   void run(Frame& frame) const override {
-    const auto in = [&](size_t i) {
-      const TensorMeta& m = metas_[i];
-      return attention::In{at(frame, in_[i]), m.strides[0], m.strides[1], m.strides[2]};
-    };
-    const auto out = [&](size_t i) {
-      const TensorMeta& m = metas_[6 + i];
-      return attention::Out{at(frame, results_[i]), m.strides[0], m.strides[1], m.strides[2]};
-    };
-    attention::backward(shape_, in(0), in(1), in(2), in(3), in(4), row_sums(frame, in_[5], metas_[5]), out(0), out(1),
-                        out(2), parallel_tasks);
+    const auto in = [&](size_t i) { return in_.heads<const float>(frame, i); };
+    const auto out = [&](size_t i) { return results_.heads<float>(frame, i); };
+    attention::backward(shape_, in(0), in(1), in(2), in(3), in_.mask(frame, 6), in(4), in_.row_sums(frame, 5), out(0),
+                        out(1), out(2), parallel_tasks);
   }
 
  private:
   attention::Shape shape_;
-  std::array<Slot, 6> in_;
-  std::array<Slot, 3> results_;
-  std::array<TensorMeta, 9> metas_;
+  AttentionTensors in_, results_;
 };
-
-/// Calls f with the metas of a value: as the graph says, or as its slot has it.
-using MetaOf = std::function<const TensorMeta&(Value)>;
 
 /// What kernel serves a node, decided from metas alone.
 struct Choice {
@@ -413,12 +437,12 @@ Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
     return {Kind::ConvolutionBackward, conv_shape(n, x, w, dy)};
   }
   if (op == kAttention) {
-    auto s = attention_shape(n, meta(n.arg(0).value()), meta(n.arg(1).value()), meta(n.arg(2).value()), 3);
+    auto s = attention_shape(n, meta, 0, 3);
     if (!s || !is_heads(result(0))) return {};
     return {Kind::Attention, {}, s};
   }
   if (op == kAttentionBackward) {
-    auto s = attention_shape(n, meta(n.arg(1).value()), meta(n.arg(2).value()), meta(n.arg(3).value()), 6);
+    auto s = attention_shape(n, meta, 1, 6);
     if (!s || !is_heads(meta(n.arg(0).value())) || !is_heads(meta(n.arg(4).value()))) return {};
     for (uint32_t i = 0; i < 3; ++i)
       if (!is_heads(result(i))) return {};
@@ -466,16 +490,15 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
       return std::make_unique<ConvolutionBackwardStep>(*c.conv, arg(0), arg(1), arg(2), wanted, plan);
     }
     case Kind::Attention:
-      // The row sums are written in any case; without a reader there is no slot for them, and ATen's kernel serves.
-      if (results.at(0) == kNoSlot || results.at(1) == kNoSlot) return nullptr;
-      return std::make_unique<AttentionStep>(*c.attention, std::array{arg(0), arg(1), arg(2)}, results[0], results[1],
-                                             plan);
+      if (results.at(0) == kNoSlot) return nullptr;
+      return std::make_unique<AttentionStep>(*c.attention, std::vector{arg(0), arg(1), arg(2), optional(5)},
+                                             std::vector{results[0], results.at(1)}, plan);
     case Kind::AttentionBackward:
       for (size_t i = 0; i < 3; ++i)
         if (results.at(i) == kNoSlot) return nullptr;
-      return std::make_unique<AttentionBackwardStep>(*c.attention,
-                                                     std::array{arg(0), arg(1), arg(2), arg(3), arg(4), arg(5)},
-                                                     std::array{results[0], results[1], results[2]}, plan);
+      return std::make_unique<AttentionBackwardStep>(
+          *c.attention, std::vector{arg(0), arg(1), arg(2), arg(3), arg(4), arg(5), optional(8)},
+          std::vector{results[0], results[1], results[2]}, plan);
   }
   return nullptr;
 }

@@ -19,8 +19,9 @@ namespace {
 
 using gemm::kMaxTileRows;
 
-constexpr int64_t kQueryBlock = 64;  // rows of scores held at a time
-constexpr int64_t kKeyBlock = 512;   // columns of scores held at a time
+constexpr int64_t kQueryBlock = 64;                                 // rows of scores held at a time
+constexpr int64_t kKeyBlock = 512;                                  // columns of scores held at a time
+constexpr float kHidden = -std::numeric_limits<float>::infinity();  // score of a key that a query does not see
 
 int64_t round_up(int64_t a, int64_t to) { return (a + to - 1) / to * to; }
 
@@ -79,30 +80,39 @@ void pack_plain(const float* src, int64_t row, int64_t count, int64_t size, cons
   }
 }
 
-/// C (rows x b.n) (+)= A B over the first `steps` steps; A's element (i, p) at a[i * row + p * step].
-/// Columns from `limit(i0)` on are not needed for the tile that starts at row i0.
-template <class Limit>
-void product(const float* a, int64_t row, int64_t step, int64_t rows, int64_t steps, const Panels& b, float* c,
-             int64_t ldc, bool accumulate, const Limit& limit) {
+/// Which steps a tile of rows needs: the rest of its A is zero.
+struct Steps {
+  int64_t begin, end;
+};
+
+/// C (rows x b.n) (+)= A B, A's element (i, p) at a[i * row + p * step]. The tile that starts at row i needs the steps
+/// `steps(i)`, and no columns from `limit(i)` on.
+template <class StepsOf, class Limit>
+void product(const float* a, int64_t row, int64_t step, int64_t rows, const Panels& b, float* c, int64_t ldc,
+             bool accumulate, const StepsOf& steps, const Limit& limit) {
   const auto layout = b.layout();
   const int64_t mr = gemm::tile_rows();
   for (int64_t p = 0; p < layout.panels(); ++p) {
     const int64_t j = layout.first_column(p), width = layout.width(p);
     for (int64_t i = 0; i < rows; i += mr) {
       if (j >= limit(i)) continue;
-      const int64_t count = std::min(mr, rows - i);
+      const Steps range = steps(i);
+      const int64_t count = std::min(mr, rows - i), length = std::max<int64_t>(0, range.end - range.begin);
       const float* left_rows[kMaxTileRows];
       float* c_rows[kMaxTileRows];
       for (int64_t r = 0; r < count; ++r) {
-        left_rows[r] = a + (i + r) * row;
+        left_rows[r] = a + (i + r) * row + range.begin * step;
         c_rows[r] = c + (i + r) * ldc + j;
       }
-      gemm::micro_for(count, width)({1, &steps, left_rows, step, nullptr}, b.panel(p),
+      gemm::micro_for(count, width)({1, &length, left_rows, step, nullptr}, b.panel(p) + range.begin * width,
                                     {c_rows, std::min(width, b.n - j), nullptr, accumulate});
     }
   }
 }
 constexpr auto kAll = [](int64_t) { return std::numeric_limits<int64_t>::max(); };
+auto first(int64_t steps) {
+  return [steps](int64_t) { return Steps{0, steps}; };
+}
 
 /// e^x for x <= 0 or so: range reduction by ln 2 in two parts and a polynomial of degree 5 (Cephes' expf coefficients);
 /// error below 1 ulp there. -inf gives 0, NaN gives NaN.
@@ -153,6 +163,16 @@ KILN_AVX512 float max_row(const float* row, int64_t n) {
   return nan ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(m);
 }
 
+/// row[0, n) = scale * row + mask; the mask's elements are `step` (0 or 1) apart.
+KILN_AVX512 void mask_row(float* row, int64_t n, float scale, const float* mask, int64_t step) {
+  const __m512 f = _mm512_set1_ps(scale), one = _mm512_set1_ps(*mask);
+  for (int64_t j = 0; j < n; j += 16) {
+    const __mmask16 valid = tail_mask(n - j);
+    const __m512 m = step ? _mm512_maskz_loadu_ps(valid, mask + j) : one;
+    _mm512_mask_storeu_ps(row + j, valid, _mm512_fmadd_ps(f, _mm512_maskz_loadu_ps(valid, row + j), m));
+  }
+}
+
 KILN_AVX512 void scale_row(float* row, int64_t n, float by) {
   const __m512 f = _mm512_set1_ps(by);
   for (int64_t j = 0; j < n; j += 16) {
@@ -186,48 +206,102 @@ int64_t visible(const Shape& s, int64_t i, int64_t key0, int64_t keys) {
   return s.causal ? std::clamp<int64_t>(i + 1 - key0, 0, keys) : keys;
 }
 
-void forward_block(const Shape& s, In q, In k, In v, Out out, RowSums lse, int64_t b, int64_t h, int64_t i0) {
-  const int64_t d = s.head_size, hk = h / (s.heads / s.kv_heads), rows = std::min(kQueryBlock, s.queries - i0);
-  const int64_t span = std::min(kKeyBlock, s.keys);
-  Scratch& mem = scratch();
-  mem.reset(2 * panel_floats(span, round_up(d, 16)) + panel_floats(d, span) +
-            kQueryBlock * (round_up(span, 16) + d + 2) + 256);
-  float* const keys_packed = mem.take(panel_floats(d, span));
-  float* const values_packed = mem.take(panel_floats(span, d));
-  const int64_t ld = round_up(span, 16);
-  float *const scores = mem.take(kQueryBlock * ld), *const acc = mem.take(kQueryBlock * d);
-  float *const top = mem.take(kQueryBlock), *const sum = mem.take(kQueryBlock);
-  std::fill_n(top, rows, -std::numeric_limits<float>::infinity());
+/// Keys and values of one head, packed for the products with queries and scores: all of them once if that is little,
+/// else block by block as they are met.
+class PackedKeys {
+ public:
+  static int64_t floats(const Shape& s) {
+    return (blocks_kept(s) * (panel_floats(s.head_size, span(s)) + panel_floats(span(s), s.head_size)));
+  }
+  PackedKeys(const Shape& s, In k, In v, int64_t b, int64_t hk, float* memory)
+      : s_(s), k_(k), v_(v), b_(b), hk_(hk), memory_(memory) {}
+
+  struct Block {
+    Panels keys, values;  // [head_size, n], [n, head_size]
+  };
+  Block at(int64_t key0) {
+    const int64_t d = s_.head_size, n = std::min(kKeyBlock, s_.keys - key0), index = key0 / kKeyBlock;
+    const int64_t keys_floats = panel_floats(d, span(s_)), all = keys_floats + panel_floats(span(s_), d);
+    float* const to = memory_ + index % blocks_kept(s_) * all;
+    const Block block{{to, d, n}, {to + keys_floats, n, d}};
+    if (index < packed_ && packed_ <= blocks_kept(s_)) return block;
+    pack_transposed(k_.at(b_, hk_, key0), k_.row, n, d, block.keys);
+    pack_plain(v_.at(b_, hk_, key0), v_.row, n, d, block.values);
+    packed_ = index + 1;
+    return block;
+  }
+
+ private:
+  static constexpr int64_t kKeptFloats = 1 << 20;
+  static int64_t span(const Shape& s) { return std::min(kKeyBlock, s.keys); }
+  static int64_t blocks_kept(const Shape& s) {
+    return 2 * s.keys * s.head_size <= kKeptFloats ? (s.keys + kKeyBlock - 1) / kKeyBlock : 1;
+  }
+  const Shape& s_;
+  In k_, v_;
+  int64_t b_, hk_;
+  float* memory_;
+  int64_t packed_ = 0;  // blocks, from the first on
+};
+
+void forward_block(const Shape& s, In q, Mask mask, Out out, RowSums lse, int64_t b, int64_t h, int64_t i0,
+                   PackedKeys& packed, float* memory) {
+  const int64_t d = s.head_size, rows = std::min(kQueryBlock, s.queries - i0);
+  const int64_t ld = round_up(std::min(kKeyBlock, s.keys), 16);
+  float *const scores = memory, *const acc = scores + kQueryBlock * ld;
+  float *const top = acc + kQueryBlock * d, *const sum = top + kQueryBlock;
+  std::fill_n(top, rows, kHidden);
   std::fill_n(sum, rows, 0.0f);
   const int64_t last = s.causal ? std::min(s.keys, i0 + rows) : s.keys;
   for (int64_t key0 = 0; key0 < last; key0 += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, last - key0);
-    const Panels kt{keys_packed, d, keys}, vp{values_packed, keys, d};
-    pack_transposed(k.at(b, hk, key0), k.row, keys, d, kt);
-    pack_plain(v.at(b, hk, key0), v.row, keys, d, vp);
-    product(q.at(b, h, i0), q.row, 1, rows, d, kt, scores, ld, false,
-            [&](int64_t i) { return visible(s, std::min(i0 + i + gemm::tile_rows(), i0 + rows) - 1, key0, keys); });
+    const PackedKeys::Block block = packed.at(key0);
+    const auto seen_by_tile = [&](int64_t i) {
+      return visible(s, std::min(i0 + i + gemm::tile_rows(), i0 + rows) - 1, key0, keys);
+    };
+    product(q.at(b, h, i0), q.row, 1, rows, block.keys, scores, ld, false, first(d), seen_by_tile);
     for (int64_t i = 0; i < rows; ++i) {
       float* row = scores + i * ld;
       const int64_t seen = visible(s, i0 + i, key0, keys);
-      const float high = seen ? max_row(row, seen) * s.scale : -std::numeric_limits<float>::infinity();
+      if (mask.data && seen) mask_row(row, seen, s.scale, mask.at(b, h, i0 + i, key0), mask.key);
+      const float scale = mask.data ? 1.0f : s.scale;
+      const float high = seen ? max_row(row, seen) * scale : kHidden;
       const float next = std::isnan(high) || high > top[i] ? high : top[i];
+      if (next == kHidden) {  // nothing seen yet
+        std::fill_n(row, keys, 0.0f);
+        continue;
+      }
       const float keep = top[i] == next ? 1.0f : std::exp(top[i] - next);
-      sum[i] = sum[i] * keep + exp_row(row, seen, keys, s.scale, next);
+      sum[i] = sum[i] * keep + exp_row(row, seen, keys, scale, next);
       top[i] = next;
       if (key0 > 0 && keep != 1.0f) scale_row(acc + i * d, d, keep);
     }
-    product(scores, ld, 1, rows, keys, vp, acc, d, key0 > 0, kAll);
+    product(
+        scores, ld, 1, rows, block.values, acc, d, key0 > 0, [&](int64_t i) { return Steps{0, seen_by_tile(i)}; },
+        kAll);
   }
   for (int64_t i = 0; i < rows; ++i) {
-    scale_row(acc + i * d, d, 1.0f / sum[i]);
+    const bool hidden = top[i] == kHidden;  // as in eager: zeros, and 0 as the sum's logarithm
+    if (!hidden) scale_row(acc + i * d, d, 1.0f / sum[i]);
     std::copy_n(acc + i * d, d, out.at(b, h, i0 + i));
-    lse.at(b, h, i0 + i) = top[i] + std::log(sum[i]);
+    if (lse.data) lse.at(b, h, i0 + i) = hidden ? 0.0f : top[i] + std::log(sum[i]);
   }
 }
 
-void backward_head(const Shape& s, In grad_out, In q, In k, In v, In out, RowSums lse, Out grad_q, Out grad_k,
-                   Out grad_v, int64_t b, int64_t hk) {
+/// Query blocks [block0, block1) of one head.
+void forward_blocks(const Shape& s, In q, In k, In v, Mask mask, Out out, RowSums lse, int64_t b, int64_t h,
+                    int64_t block0, int64_t block1) {
+  Scratch& mem = scratch();
+  const int64_t keys_floats = PackedKeys::floats(s), own = kQueryBlock * (round_up(kKeyBlock, 16) + s.head_size + 2);
+  mem.reset(keys_floats + own + 32);
+  PackedKeys packed(s, k, v, b, h / (s.heads / s.kv_heads), mem.take(keys_floats));
+  float* const memory = mem.take(own);
+  for (int64_t block = block0; block < block1; ++block)
+    forward_block(s, q, mask, out, lse, b, h, block * kQueryBlock, packed, memory);
+}
+
+void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In out, RowSums lse, Out grad_q,
+                   Out grad_k, Out grad_v, int64_t b, int64_t hk) {
   const int64_t d = s.head_size, group = s.heads / s.kv_heads, span = std::min(kKeyBlock, s.keys),
                 ld = round_up(span, 16);
   Scratch& mem = scratch();
@@ -261,18 +335,24 @@ void backward_head(const Shape& s, In grad_out, In q, In k, In v, In out, RowSum
         const Panels qp{q_data, rows, d}, gp{g_data, rows, d};
         pack_plain(q.at(b, h, i0), q.row, rows, d, qp);
         pack_plain(grad_out.at(b, h, i0), grad_out.row, rows, d, gp);
-        product(q.at(b, h, i0), q.row, 1, rows, d, kt, p, ld, false, limit);
-        product(grad_out.at(b, h, i0), grad_out.row, 1, rows, d, vt, ds, ld, false, limit);
+        product(q.at(b, h, i0), q.row, 1, rows, kt, p, ld, false, first(d), limit);
+        product(grad_out.at(b, h, i0), grad_out.row, 1, rows, vt, ds, ld, false, first(d), limit);
         for (int64_t i = 0; i < rows; ++i) {
           const int64_t seen = visible(s, i0 + i, key0, keys);
           delta[i] = dot_row(grad_out.at(b, h, i0 + i), out.at(b, h, i0 + i), d);
-          exp_row(p + i * ld, seen, seen_by_all, s.scale, lse.at(b, h, i0 + i));
+          if (mask.data && seen) mask_row(p + i * ld, seen, s.scale, mask.at(b, h, i0 + i, key0), mask.key);
+          exp_row(p + i * ld, seen, seen_by_all, mask.data ? 1.0f : s.scale, lse.at(b, h, i0 + i));
           score_gradient_row(p + i * ld, ds + i * ld, seen, seen_by_all, delta[i], s.scale);
         }
-        product(p, 1, ld, seen_by_all, rows, gp, dv, d, true, kAll);
-        product(ds, 1, ld, seen_by_all, rows, qp, dk, d, true, kAll);
-        const Panels kp_seen{k_data, keys, d};
-        product(ds, ld, 1, rows, seen_by_all, kp_seen, grad_q.at(b, h, i0), grad_q.row, key0 > 0, kAll);
+        // Query i sees no key after i: the first queries of a tile of keys may contribute nothing.
+        const auto seeing = [&](int64_t j) {
+          return Steps{s.causal ? std::clamp<int64_t>(key0 + j - i0, 0, rows) : 0, rows};
+        };
+        product(p, 1, ld, seen_by_all, gp, dv, d, true, seeing, kAll);
+        product(ds, 1, ld, seen_by_all, qp, dk, d, true, seeing, kAll);
+        product(
+            ds, ld, 1, rows, kp, grad_q.at(b, h, i0), grad_q.row, key0 > 0,
+            [&](int64_t i) { return Steps{0, limit(i)}; }, kAll);
       }
     for (int64_t j = 0; j < keys; ++j) {
       std::copy_n(dk + j * d, d, grad_k.at(b, hk, key0 + j));
@@ -288,18 +368,22 @@ bool supported(const Shape& s) {
          s.heads % s.kv_heads == 0;
 }
 
-void forward(const Shape& s, In q, In k, In v, Out out, RowSums lse, const gemm::Parallel& parallel) {
-  const int64_t blocks = (s.queries + kQueryBlock - 1) / kQueryBlock;
-  parallel(s.batch * s.heads * blocks, [&](int64_t task) {
-    const int64_t head = task / blocks;
-    forward_block(s, q, k, v, out, lse, head / s.heads, head % s.heads, task % blocks * kQueryBlock);
+void forward(const Shape& s, In q, In k, In v, Mask mask, Out out, RowSums lse, const gemm::Parallel& parallel) {
+  // A task takes as many blocks of a head as it can, since they share the packed keys, but there must be enough tasks.
+  constexpr int64_t kTasks = 16;
+  const int64_t blocks = (s.queries + kQueryBlock - 1) / kQueryBlock, heads = s.batch * s.heads;
+  const int64_t pieces = std::clamp<int64_t>((kTasks + heads - 1) / heads, 1, blocks);
+  parallel(heads * pieces, [&](int64_t task) {
+    const int64_t head = task / pieces, piece = task % pieces;
+    forward_blocks(s, q, k, v, mask, out, lse, head / s.heads, head % s.heads, blocks * piece / pieces,
+                   blocks * (piece + 1) / pieces);
   });
 }
 
-void backward(const Shape& s, In grad_out, In q, In k, In v, In out, RowSums lse, Out grad_q, Out grad_k, Out grad_v,
-              const gemm::Parallel& parallel) {
+void backward(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In out, RowSums lse, Out grad_q, Out grad_k,
+              Out grad_v, const gemm::Parallel& parallel) {
   parallel(s.batch * s.kv_heads, [&](int64_t task) {
-    backward_head(s, grad_out, q, k, v, out, lse, grad_q, grad_k, grad_v, task / s.kv_heads, task % s.kv_heads);
+    backward_head(s, grad_out, q, k, v, mask, out, lse, grad_q, grad_k, grad_v, task / s.kv_heads, task % s.kv_heads);
   });
 }
 

@@ -25,6 +25,16 @@ struct RowSums {
   float& at(int64_t b, int64_t h, int64_t i) const { return data[b * batch + h * head + i * row]; }
 };
 
+/// Numbers added to the scaled scores, [batch, heads, queries, keys]; strides in elements, 0 along a broadcast
+/// dimension, 0 or 1 along keys. A query whose scores are all -inf gets zeros.
+struct Mask {
+  const float* data = nullptr;  // nullptr: no mask
+  int64_t batch = 0, head = 0, row = 0, key = 0;
+  const float* at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return data + b * batch + h * head + i * row + j * key;
+  }
+};
+
 /// key/value heads divide query heads (grouped-query attention). causal: query i sees keys 0..i.
 struct Shape {
   int64_t batch, heads, kv_heads, queries, keys, head_size;
@@ -36,11 +46,11 @@ struct Shape {
 /// (head_size at most 256, no empty dimension).
 bool supported(const Shape& s);
 
-/// out = softmax(scale * q k^T) v; also writes the rows' log-sum-exp.
-void forward(const Shape& s, In q, In k, In v, Out out, RowSums lse, const gemm::Parallel& parallel);
+/// out = softmax(scale * q k^T + mask) v; also writes the rows' log-sum-exp, unless lse.data is nullptr.
+void forward(const Shape& s, In q, In k, In v, Mask mask, Out out, RowSums lse, const gemm::Parallel& parallel);
 
 /// Gradients of q, k and v from that of out; `out` and `lse` as forward left them.
-void backward(const Shape& s, In grad_out, In q, In k, In v, In out, RowSums lse, Out grad_q, Out grad_k, Out grad_v,
-              const gemm::Parallel& parallel);
+void backward(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In out, RowSums lse, Out grad_q, Out grad_k,
+              Out grad_v, const gemm::Parallel& parallel);
 
 }  // namespace kiln::runtime::attention

@@ -56,23 +56,37 @@ class TileTable {
   std::vector<const float*> pointers_;
 };
 
-/// Runs the tiles of rows [i0, i1) and panels [panel0, panel1) of one block of k.
+/// One block of k of a product: where its tiles go and what is added on the way.
+template <class RowOfC>
+struct Target {
+  float* c;
+  const RowOfC& row_of_c;
+  const Epilogue& epilogue;
+  bool first, last;  // block of k
+};
+
+/// Runs the tiles of rows [i0, i1) with one panel, `packed`, which holds columns [j, j + cols) in lines of `width`.
 template <class LeftOf, class RowOfC>
-void run_tiles(const Depths::Block& block, const PackedB& layout, const float* packed, int64_t i0, int64_t i1,
-               int64_t panel0, int64_t panel1, const Epilogue& epilogue, bool first, bool last, float* c,
-               const LeftOf& left_of, const RowOfC& row_of_c) {
+void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int64_t i0, int64_t i1,
+               const LeftOf& left_of, const Target<RowOfC>& to) {
   const int64_t mr = tile().mr;
+  for (int64_t i = i0; i < i1; i += mr) {
+    const int64_t rows = std::min(mr, i1 - i);
+    float* c_rows[kMaxTileRows];
+    for (int64_t r = 0; r < rows; ++r) c_rows[r] = to.c + to.row_of_c(i + r) + j;
+    const Store s{c_rows, cols, to.last && to.epilogue.bias ? to.epilogue.bias + j : nullptr,
+                  !to.first || to.epilogue.accumulate};
+    micro_for(rows, width)(left_of((i - i0) / mr), packed, s);
+  }
+}
+
+/// The same for panels [panel0, panel1) of a packed B.
+template <class LeftOf, class RowOfC>
+void run_panels(const Depths::Block& block, const PackedB& layout, const float* packed, int64_t panel0, int64_t panel1,
+                int64_t i0, int64_t i1, const LeftOf& left_of, const Target<RowOfC>& to) {
   for (int64_t panel = panel0; panel < panel1; ++panel) {
-    const float* bp = packed + layout.at(block, panel);
     const int64_t j = layout.first_column(panel), width = layout.width(panel);
-    for (int64_t i = i0; i < i1; i += mr) {
-      const int64_t rows = std::min(mr, i1 - i);
-      float* c_rows[kMaxTileRows];
-      for (int64_t r = 0; r < rows; ++r) c_rows[r] = c + row_of_c(i + r) + j;
-      const Store s{c_rows, std::min(width, layout.n - j), last && epilogue.bias ? epilogue.bias + j : nullptr,
-                    !first || epilogue.accumulate};
-      micro_for(rows, width)(left_of((i - i0) / mr), bp, s);
-    }
+    run_panel(packed + layout.at(block, panel), j, std::min(width, layout.n - j), width, i0, i1, left_of, to);
   }
 }
 
@@ -104,6 +118,12 @@ struct Chunk {
       n = std::min(n, round_up(std::max<int64_t>(kFloats / k, 1024), 256));
   }
 };
+
+/// Whether each panel of B is packed by the task that multiplies it, which then meets all rows of A: where B is too
+/// large for the caches, a packed copy of it would be written to memory and read again. A must stay in them instead.
+bool packs_by_panel(int64_t m, int64_t n, int64_t k, int threads) {
+  return PackedB(n).panels() >= 2 * threads && n * k > (1 << 17) && m * k <= (1 << 19);
+}
 
 }  // namespace
 
@@ -151,6 +171,7 @@ int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int th
 }
 
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
+  if (packs_by_panel(m, n, k, threads)) return a.col == 1 ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
   for (int64_t width : {chunk.n, n % chunk.n})
@@ -182,6 +203,7 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
   }
   // Otherwise pack A into panels of mr rows, k-major.
   const Cut cut(m, depths, layout, threads);
+  const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
   const auto pack_a = [&](int64_t i, float* to) {
     pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, m - i), k, mr, to);
   };
@@ -202,16 +224,49 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
         for (int64_t r = 0; r < mr; ++r) rows[r] = packed_a + index * mr * k + block.k * mr + r;
         return Left{1, &block.depth, rows, mr, nullptr};
       };
-      run_tiles(block, layout, packed, i0, i1, panel0, std::min(layout.panels(), panel0 + cut.panels_each), epilogue,
-                block.k == 0, block.k + block.depth == k, c, left_of, [ldc](int64_t i) { return i * ldc; });
+      run_panels(block, layout, packed, panel0, std::min(layout.panels(), panel0 + cut.panels_each), i0, i1, left_of,
+                 Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k});
     }
   });
 }
+
+namespace {
+
+void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
+                       const Epilogue& epilogue, float* packed_a, const Parallel& parallel) {
+  const Depths depths(1, k);
+  const PackedB layout(n);
+  const int64_t mr = tile().mr;
+  const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
+  if (a.col != 1)
+    parallel(ceil_div(m, mr), [&](int64_t t) {
+      pack_panel(a.data + t * mr * a.row, a.row, a.col, std::min(mr, m - t * mr), k, mr, packed_a + t * mr * k);
+    });
+  parallel(layout.panels(), [&](int64_t panel) {
+    const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, n - j);
+    alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
+    for (const Depths::Block& block : depths.blocks) {
+      pack_panel(b.data + block.k * b.row + j * b.col, b.col, b.row, cols, block.depth, width, packed);
+      const float* rows[kMaxTileRows];
+      const auto left_of = [&](int64_t index) {
+        for (int64_t r = 0; r < mr; ++r)
+          rows[r] = a.col == 1 ? a.data + std::min(m - 1, index * mr + r) * a.row + block.k
+                               : packed_a + (index * k + block.k) * mr + r;
+        return Left{1, &block.depth, rows, a.col == 1 ? 1 : mr, nullptr};
+      };
+      run_panel(packed, j, cols, width, 0, m, left_of,
+                Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k});
+    }
+  });
+}
+
+}  // namespace
 
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
+  if (packs_by_panel(m, n, k, threads)) return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel);
   const Chunk chunk(n, k);
   float* const work = workspace + packed_floats(chunk.k, chunk.n);
   for (int64_t j = 0; j < n; j += chunk.n)
@@ -234,19 +289,39 @@ void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows,
     TileTable table;
     for (const Depths::Block& block : depths.blocks) {
       table.fill(depths, block, rows, i0, i1);
-      run_tiles(
-          block, layout, packed, i0, i1, panel0, std::min(layout.panels(), panel0 + cut.panels_each), epilogue,
-          block.k == 0, block.k + block.depth == depths.k, c, [&](int64_t index) { return table.tile_at(index); },
-          row_of_c);
+      run_panels(
+          block, layout, packed, panel0, std::min(layout.panels(), panel0 + cut.panels_each), i0, i1,
+          [&](int64_t index) { return table.tile_at(index); },
+          Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
     }
   });
 }
 
+namespace {
+template <int kCount>
+void copy_lines(const float* src, int64_t step, int64_t k, int64_t width, float* dst) {
+  for (int64_t p = 0; p < k; ++p) std::memcpy(dst + p * width, src + p * step, sizeof(float) * kCount);
+}
+}  // namespace
+
 void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int64_t k, int64_t width, float* dst) {
   if (count < width) std::memset(dst, 0, sizeof(float) * width * k);
   if (vec == 1) {
-    for (int64_t p = 0; p < k; ++p) std::memcpy(dst + p * width, src + p * step, sizeof(float) * count);
-    return;
+    switch (count) {  // whole panels: copies of a size that the compiler knows
+      case 6:
+        return copy_lines<6>(src, step, k, width, dst);
+      case 8:
+        return copy_lines<8>(src, step, k, width, dst);
+      case 16:
+        return copy_lines<16>(src, step, k, width, dst);
+      case 32:
+        return copy_lines<32>(src, step, k, width, dst);
+      case 48:
+        return copy_lines<48>(src, step, k, width, dst);
+      default:
+        for (int64_t p = 0; p < k; ++p) std::memcpy(dst + p * width, src + p * step, sizeof(float) * count);
+        return;
+    }
   }
   int64_t v = 0;
   if (step == 1 && has_avx512()) {

@@ -8,8 +8,8 @@
 
 #include <array>
 
-#define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-#define KILN_AVX2 __attribute__((target("avx2,fma")))
+#define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prfchw")))
+#define KILN_AVX2 __attribute__((target("avx2,fma,prfchw")))
 
 namespace kiln::runtime::gemm {
 namespace {
@@ -17,37 +17,60 @@ namespace {
 constexpr Tile kTile512{8, 48};  // 24 accumulators, 3 of B, 1 broadcast: 28 of 32 registers
 constexpr Tile kTile256{6, 16};  // 12 accumulators, 2 of B, 1 broadcast: 15 of 16 registers
 
-// R rows by V vectors of columns; both are template parameters so that every accumulator is a register.
+// R rows by V vectors of columns; both are template parameters so that every accumulator is a register. Four steps
+// are unrolled and nothing is prefetched: where a neighbour on the core's other hardware thread takes issue slots, each
+// instruction that multiplies nothing costs; measured 1.3 times faster there than a plain loop, and as fast alone.
+template <int R, int V>
+KILN_AVX512 inline __attribute__((always_inline)) void step512(const float* const (&a)[R], int64_t at, const float* b,
+                                                               __m512 (&acc)[R][V]) {
+  __m512 row[V];
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) row[v] = _mm512_load_ps(b + 16 * v);
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+    const __m512 x = _mm512_set1_ps(a[i][at]);
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) acc[i][v] = _mm512_fmadd_ps(x, row[v], acc[i][v]);
+  }
+}
+
+/// `length` steps; kStep is the stride of a step in A if that is known, else 0.
+template <int R, int V, int kStep>
+KILN_AVX512 inline __attribute__((always_inline)) const float* run512(const float* const (&a)[R], int64_t length,
+                                                                      int64_t stride, const float* b,
+                                                                      __m512 (&acc)[R][V]) {
+  const int64_t step = kStep ? kStep : stride, whole = length / 4 * 4 * step, end = length * step;
+  int64_t p = 0;
+  for (; p < whole; p += 4 * step, b += 4 * 16 * V) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) step512<R, V>(a, p + u * step, b + u * 16 * V, acc);
+  }
+  for (; p < end; p += step, b += 16 * V) step512<R, V>(a, p, b, acc);
+  return b;
+}
+
+// A tile's rows of C are asked for, with the right to write, before its steps begin: the wait for them, which is long
+// where C is large or just allocated, passes meanwhile. 1.6 times faster on a product with 50257 columns.
 template <int R, int V>
 KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) {
   const float* b = panel;
-  constexpr int kAhead = 8;  // steps between a prefetch and its use; measured
   __m512 acc[R][V];
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) acc[i][v] = _mm512_setzero_ps();
+    for (int v = 0; v < V; ++v) {
+      acc[i][v] = _mm512_setzero_ps();
+      __builtin_prefetch(s.c[i] + 16 * v, 1);
+    }
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) __builtin_prefetch(s.c[i] + 16 * V - 1, 1);
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) a[i] = left.rows[g * kMaxTileRows + i];
     if (left.starts) b = panel + left.starts[g] * 16 * V;
-    const int64_t end = left.lengths[g] * left.step;
-    for (int64_t p = 0; p < end; p += left.step) {
-      __m512 row[V];
-#pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) {
-        row[v] = _mm512_load_ps(b + 16 * v);
-        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * (V * kAhead + v)), _MM_HINT_T0);
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < R; ++i) {
-        const __m512 x = _mm512_set1_ps(a[i][p]);
-#pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) acc[i][v] = _mm512_fmadd_ps(x, row[v], acc[i][v]);
-      }
-      b += 16 * V;
-    }
+    b = left.step == 1 ? run512<R, V, 1>(a, left.lengths[g], 1, b, acc)
+                       : run512<R, V, 0>(a, left.lengths[g], left.step, b, acc);
   }
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
@@ -70,7 +93,11 @@ KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
   const float* b = panel;
   __m256 acc[R][2];
 #pragma GCC unroll 6
-  for (int i = 0; i < R; ++i) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+  for (int i = 0; i < R; ++i) {
+    acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+    __builtin_prefetch(s.c[i], 1);
+    __builtin_prefetch(s.c[i] + 15, 1);
+  }
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
 #pragma GCC unroll 6
