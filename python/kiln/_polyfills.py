@@ -35,6 +35,24 @@ def resume_dict_iterator(mapping, view, consumed):
     return iterator
 
 
+def attrgetter(name, *names):
+    """operator.attrgetter, in Python."""
+
+    def get(obj, path):
+        for part in path.split("."):
+            obj = getattr(obj, part)
+        return obj
+
+    if names:
+        return lambda obj: tuple(get(obj, path) for path in (name, *names))
+    return lambda obj: get(obj, name)
+
+
+def methodcaller(name, /, *args, **kwargs):
+    """operator.methodcaller, in Python."""
+    return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
 def _single_tensor_adam(
     params,
     grads,

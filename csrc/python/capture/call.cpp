@@ -236,10 +236,18 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
   auto native = [&]() -> PyObject* {
+    const size_t keywords = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
     for (size_t i = 0; i < PyVectorcall_NARGS(nargsf); ++i)
       if (refuses_iterator(args[i])) return nullptr;
+    for (size_t i = 0; i < PyVectorcall_NARGS(nargsf) + keywords; ++i) {
+      if (refuses_callback(args[i])) return nullptr;
+      if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) ||
+          PyType_IsSubtype(t, &PyFrozenSet_Type))
+        pin(args[i], /*values=*/!PyDict_Check(args[i]));
+    }
     return after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
   };
+  if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
     if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
     // Enumerations and other metaclasses in Python.
@@ -274,6 +282,15 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Next: {
       for (size_t i = 0; policy != Policy::Iter && i < count; ++i)
         if (refuses_iterator(arg(i))) return nullptr;
+      const size_t keywords = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
+      for (size_t i = 0; i < n + keywords; ++i)
+        if (refuses_callback(args[i])) return nullptr;
+      std::vector<PyObject*> all(count);
+      for (size_t i = 0; i < count; ++i) all[i] = arg(i);
+      if (reads_attributes(callable, all.data(), count)) return nullptr;
+      pin_compared(callable, all.data(), count);
+      if (count == 2 && (callable == operator_object("is_") || callable == operator_object("is_not")))
+        distinguish(all[0], all[1]);
       // A C method on an existing object of a container's subclass would read or write the object itself.
       PyObject* receiver = arg(0);
       if (receiver &&
@@ -289,6 +306,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Operator: {
       bool tensor = false;
       for (size_t i = 0; i < count; ++i) tensor = tensor || THPVariable_Check(arg(i));
+      if (!tensor && !bound) pin_compared(callable, args, n);
       if (!tensor) return after_c_call(native());
       return torch_call(callable, args, n, kwnames, native);
     }

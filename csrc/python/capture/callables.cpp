@@ -125,6 +125,8 @@ struct Tables {
     }
     if (names) {
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
+        // What every object has is object's, not this module's.
+        if (_PyType_Lookup(&PyBaseObject_Type, PyList_GET_ITEM(names.get(), i))) continue;
         py::Ref v = py::Ref::steal(PyObject_GetAttr(o.get(), PyList_GET_ITEM(names.get(), i)));
         if (v && (PyCFunction_Check(v.get()))) add(v.get(), row.policy);
         PyErr_Clear();

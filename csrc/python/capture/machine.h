@@ -55,6 +55,7 @@ struct Known {
   py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
   py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
+  std::vector<py::Ref> contents;                         // Shadow: shadows and tensors among its elements
 };
 
 /// Writes to attributes of existing objects: name -> value, null for deleted.
@@ -210,6 +211,23 @@ class Machine {
   /// A function under functools.lru_cache.
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   void guard_identity(PyObject* real);
+
+  // --- what C code observes unseen: identity.cpp ---
+  /// Guards that two existing objects which were told apart are two objects.
+  void distinguish(PyObject* a, PyObject* b);
+  /// Guards the identity of existing objects that C code compares or hashes by their address: `o`, or what it contains
+  /// (of a dict its keys, and with `values` its values).
+  void pin(PyObject* o, bool values = true, int depth = 0);
+  /// As pin, for a container in which `key` is looked up or stored.
+  void pin_lookup(PyObject* container, PyObject* key);
+  /// As pin, for the arguments (the receiver first) of a function of C, if it compares or hashes.
+  void pin_compared(PyObject* c_callable, PyObject* const* args, size_t n);
+  /// Breaks the graph where a function of C would read the attributes of an existing object.
+  bool reads_attributes(PyObject* c_callable, PyObject* const* args, size_t n);
+  /// Breaks the graph where C code gets a function of C as a callback whose calls the machine has to see.
+  bool refuses_callback(PyObject* o);
+  /// The function that stands for a class of C whose instances read attributes (new reference), or null.
+  PyObject* polyfilled_class(PyTypeObject* type);
   /// Guards the code and the defaults of a function that is interpreted.
   void guard_function(PyFunctionObject* function);
   /// The frame of a Python function with a policy of its own; *handled is false if it is to be interpreted.

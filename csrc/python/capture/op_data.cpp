@@ -87,6 +87,8 @@ Flow op_binary_op(Exec& e, int arg) {
 Flow op_compare_op(Exec& e, int arg) {
   const BinaryOp& op = kCompareOps[arg];
   PyObject* args[2] = {e.top(1), e.top(0)};
+  if ((arg == Py_EQ || arg == Py_NE) && !e.m.is_constant(args[0]) && !e.m.is_constant(args[1]))
+    for (PyObject* o : args) e.m.pin(o);
   return replace_two(e, operate(e.m, op.name, args, 2, op.run));
 }
 
@@ -109,6 +111,7 @@ Flow op_unary_not(Exec& e, int) {
 
 Flow op_is_op(Exec& e, int arg) {
   const bool is = e.top(0) == e.top(1);
+  e.m.distinguish(e.top(0), e.top(1));
   e.drop(2);
   e.push(Py_NewRef(is != static_cast<bool>(arg) ? Py_True : Py_False));
   return Flow::Next;
@@ -116,6 +119,7 @@ Flow op_is_op(Exec& e, int arg) {
 
 Flow op_contains_op(Exec& e, int arg) {
   if (e.m.refuses_iterator(e.top(0))) return Flow::Error;
+  e.m.pin_lookup(e.top(0), e.top(1));
   const int has = PySequence_Contains(e.top(0), e.top(1));
   if (has < 0) {
     e.m.after_c_call(nullptr);
@@ -132,12 +136,14 @@ Flow op_binary_subscr(Exec& e, int) {
   if (PyType_Check(container)) {  // list[int], Generic[T]
     return replace_two(e, PyObject_GetItem(container, e.top(0)));
   }
+  if (PyDict_Check(container)) e.m.pin_lookup(container, e.top(0));
   return replace_two(e,
                      operate(e.m, "getitem", args, 2, [](PyObject* const* a) { return PyObject_GetItem(a[0], a[1]); }));
 }
 
 Flow op_store_subscr(Exec& e, int) {
   PyObject* args[3] = {e.top(1), e.top(0), e.top(2)};  // container, key, value
+  if (PyDict_Check(args[0])) e.m.pin_lookup(args[0], args[1]);
   PyObject* done = operate(e.m, "setitem", args, 3, [](PyObject* const* a) {
     return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
   });
@@ -148,6 +154,7 @@ Flow op_store_subscr(Exec& e, int) {
 }
 
 Flow op_delete_subscr(Exec& e, int) {
+  if (PyDict_Check(e.top(1))) e.m.pin_lookup(e.top(1), e.top(0));
   if (PyObject_DelItem(e.top(1), e.top(0)) < 0) return Flow::Error;
   e.drop(2);
   return Flow::Next;
@@ -174,8 +181,10 @@ Flow op_build_list(Exec& e, int arg) {
 Flow op_build_set(Exec& e, int arg) {
   py::Ref s = py::Ref::steal(PySet_New(nullptr));
   if (!s) return Flow::Error;
-  for (int i = arg - 1; i >= 0; --i)
+  for (int i = arg - 1; i >= 0; --i) {
+    e.m.pin(e.top(i));
     if (PySet_Add(s.get(), e.top(i)) < 0) return Flow::Error;
+  }
   e.drop(arg);
   e.push(s.release());
   return Flow::Next;
@@ -184,8 +193,10 @@ Flow op_build_set(Exec& e, int arg) {
 Flow op_build_map(Exec& e, int arg) {
   py::Ref d = py::Ref::steal(PyDict_New());
   if (!d) return Flow::Error;
-  for (int i = arg - 1; i >= 0; --i)
+  for (int i = arg - 1; i >= 0; --i) {
+    e.m.pin(e.top(2 * i + 1));
     if (PyDict_SetItem(d.get(), e.top(2 * i + 1), e.top(2 * i)) < 0) return Flow::Error;
+  }
   e.drop(2 * arg);
   e.push(d.release());
   return Flow::Next;
@@ -245,11 +256,13 @@ Flow op_list_append(Exec& e, int arg) {
 
 Flow op_set_add(Exec& e, int arg) {
   py::Ref v = py::Ref::steal(e.pop());
+  e.m.pin(v.get());
   return PySet_Add(e.top(arg - 1), v.get()) < 0 ? Flow::Error : Flow::Next;
 }
 
 Flow op_map_add(Exec& e, int arg) {
   py::Ref value = py::Ref::steal(e.pop()), key = py::Ref::steal(e.pop());
+  e.m.pin(key.get());
   return PyDict_SetItem(e.top(arg - 1), key.get(), value.get()) < 0 ? Flow::Error : Flow::Next;
 }
 
@@ -271,11 +284,13 @@ Flow op_list_extend(Exec& e, int arg) {
 Flow op_set_update(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
   if (e.m.refuses_iterator(it.get())) return Flow::Error;
+  e.m.pin(it.get());
   return _PySet_Update(e.top(arg - 1), it.get()) < 0 ? Flow::Error : Flow::Next;
 }
 
 Flow op_dict_update(Exec& e, int arg) {
   py::Ref update = py::Ref::steal(e.pop());
+  e.m.pin(update.get(), /*values=*/false);
   if (PyDict_Update(e.top(arg - 1), update.get()) == 0) return Flow::Next;
   if (PyErr_ExceptionMatches(PyExc_AttributeError))
     PyErr_Format(PyExc_TypeError, "'%.200s' object is not a mapping", Py_TYPE(update.get())->tp_name);

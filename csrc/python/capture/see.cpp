@@ -368,6 +368,9 @@ bool Machine::activate(Known& k) {
         const bool is = v == Py_None || PyBool_Check(v) || classify(v) != Class::Constant;
         guard(is && !PyTuple_Check(v) && !PyFrozenSet_Check(v) ? GK::Is : GK::Equals, source, v);
       }
+      // C code that is given a container looks at what is in it: at lists within lists (==, sum), at sizes of tensors.
+      for (const py::Ref& v : k.contents)
+        if (!observe(v.get())) return false;
       break;
     }
     case Known::Kind::Plain:
@@ -437,13 +440,17 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
   if (!snapshot) return nullptr;
   // Tuples and frozensets cannot be filled after they are known; they cannot contain themselves either.
   std::vector<std::pair<SourcePtr, py::Ref>> constants;
+  std::vector<py::Ref> inner;
   auto element = [&](PyObject* v, const SourcePtr& s) -> py::Ref {
     const bool constant = is_constant(v);
     if (constant) {
       constants.emplace_back(s, py::Ref::borrow(v));
       return py::Ref::borrow(v);
     }
-    return py::Ref::steal(stand_in(v, s));
+    py::Ref stand = py::Ref::steal(stand_in(v, s));
+    if (Known* k = stand ? find(stand.get()) : nullptr; k && k->kind != Known::Kind::Plain)
+      inner.push_back(py::Ref::borrow(stand.get()));
+    return stand;
   };
   auto keep = [&](const py::Ref& v) { return PyList_Append(snapshot.get(), v.get()) == 0; };
   auto known = [&](PyObject* stand) -> size_t {
@@ -555,6 +562,7 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     knowns[at].attributes = py::Ref::steal(PyDict_Copy(attributes.get()));
   }
   knowns[at].constants = std::move(constants);
+  knowns[at].contents = std::move(inner);
   return copy.release();
 }
 

@@ -1,0 +1,184 @@
+// What C code can observe of existing objects without the machine's seeing it: which object it is (hashes, ==, `in`),
+// and what its attributes are.
+#include <unordered_set>
+
+#include "python/capture/callables.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+namespace {
+
+constexpr int kDeepest = 8;  // containers within containers that are looked into
+
+/// Whether C code tells instances apart by their address: == or hash is object's own.
+bool compares_by_identity(PyTypeObject* t) {
+  return t->tp_richcompare == PyBaseObject_Type.tp_richcompare || t->tp_hash == PyBaseObject_Type.tp_hash;
+}
+
+/// Methods and functions of C whose result depends on == or hash of what they are given.
+bool compares(const char* name) {
+  static const auto* names = new std::unordered_set<std::string>{"__and__",
+                                                                 "__contains__",
+                                                                 "__delitem__",
+                                                                 "__eq__",
+                                                                 "__getitem__",
+                                                                 "__ne__",
+                                                                 "__or__",
+                                                                 "__rand__",
+                                                                 "__ror__",
+                                                                 "__rsub__",
+                                                                 "__rxor__",
+                                                                 "__setitem__",
+                                                                 "__sub__",
+                                                                 "__xor__",
+                                                                 "_count_elements",
+                                                                 "add",
+                                                                 "contains",
+                                                                 "count",
+                                                                 "countOf",
+                                                                 "difference",
+                                                                 "difference_update",
+                                                                 "discard",
+                                                                 "eq",
+                                                                 "fromkeys",
+                                                                 "get",
+                                                                 "getitem",
+                                                                 "hash",
+                                                                 "index",
+                                                                 "indexOf",
+                                                                 "intersection",
+                                                                 "intersection_update",
+                                                                 "isdisjoint",
+                                                                 "issubset",
+                                                                 "issuperset",
+                                                                 "move_to_end",
+                                                                 "ne",
+                                                                 "pop",
+                                                                 "remove",
+                                                                 "setdefault",
+                                                                 "symmetric_difference",
+                                                                 "symmetric_difference_update",
+                                                                 "union",
+                                                                 "update"};
+  return names->count(name) > 0;
+}
+
+const char* name_of(PyObject* c_callable) {
+  if (PyCFunction_Check(c_callable)) return reinterpret_cast<PyCFunctionObject*>(c_callable)->m_ml->ml_name;
+  if (Py_TYPE(c_callable) == &_PyMethodWrapper_Type) {
+    py::Ref name = py::Ref::steal(PyObject_GetAttrString(c_callable, "__name__"));
+    if (!name) PyErr_Clear();
+    return name ? PyUnicode_AsUTF8(name.get()) : "";  // interned with the slot's own descriptor
+  }
+  return PyUnicode_AsUTF8(PyDescr_NAME(c_callable));
+}
+
+bool is_mapping(PyObject* o) { return PyDict_Check(o); }
+
+}  // namespace
+
+void Machine::distinguish(PyObject* a, PyObject* b) {
+  if (a == b || Py_TYPE(a) != Py_TYPE(b)) return;
+  const Known *x = find(a), *y = find(b);
+  if (!x || !y || x == y) return;
+  guard(Guard::Kind::NotSame, x->source, nullptr, 0, y->source);
+}
+
+void Machine::pin(PyObject* o, bool values, int depth) {
+  if (depth > kDeepest) return;
+  switch (classify(o)) {
+    case Class::Instance: {
+      const Known* k = find_plain(o);
+      if (k && compares_by_identity(Py_TYPE(o))) guard(Guard::Kind::Is, k->source, o);
+      if (!PyDict_Check(o) && !PyList_Check(o) && !PyTuple_Check(o) && !PyAnySet_Check(o)) return;
+      break;
+    }
+    case Class::Method:
+      return pin(PyMethod_GET_SELF(o), values, depth + 1);
+    case Class::Tuple:
+    case Class::List:
+    case Class::Dict:
+    case Class::Set:
+    case Class::FrozenSet:
+    case Class::OrderedDict:
+    case Class::DefaultDict:
+      break;
+    default:
+      return;
+  }
+  if (PyDict_Check(o)) {
+    Py_ssize_t pos = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(o, &pos, &key, &value)) {
+      pin(key, true, depth + 1);
+      if (values) pin(value, true, depth + 1);
+    }
+  } else if (PyAnySet_Check(o)) {
+    Py_ssize_t pos = 0;
+    PyObject* key;
+    Py_hash_t hash;
+    while (_PySet_NextEntry(o, &pos, &key, &hash)) pin(key, true, depth + 1);
+  } else if (PyTuple_Check(o) || PyList_Check(o)) {
+    for (Py_ssize_t i = 0; i < Py_SIZE(o); ++i)
+      pin(PyTuple_Check(o) ? PyTuple_GET_ITEM(o, i) : PyList_GET_ITEM(o, i), true, depth + 1);
+  }
+}
+
+void Machine::pin_lookup(PyObject* container, PyObject* key) {
+  if (is_constant(key)) return;
+  pin(key);
+  pin(container, /*values=*/!is_mapping(container));
+}
+
+void Machine::pin_compared(PyObject* c_callable, PyObject* const* args, size_t n) {
+  if (n == 0 || !compares(name_of(c_callable))) return;
+  const size_t first = n > 1 ? 1 : 0;  // with a receiver, what matters is what it is asked for
+  bool constant = true;
+  for (size_t i = first; i < n; ++i) constant = constant && is_constant(args[i]);
+  if (constant) return;
+  if (first && is_mapping(args[0]) && !is_mapping(args[1])) return pin_lookup(args[0], args[1]);
+  for (size_t i = 0; i < n; ++i) pin(args[i], /*values=*/!(first && is_mapping(args[0])));
+}
+
+bool Machine::reads_attributes(PyObject* c_callable, PyObject* const* args, size_t n) {
+  if (n == 0 || !find_plain(args[0]) || classify(args[0]) != Class::Instance) return false;
+  static const auto* names =
+      new std::unordered_set<std::string>{"__dir__", "__getstate__", "__reduce__", "__reduce_ex__", "dir"};
+  const char* name = name_of(c_callable);
+  if (!names->count(name)) return false;
+  graph_break("call-that-breaks", std::string(name) + " of an existing object, which reads all of its attributes");
+  return true;
+}
+
+bool Machine::refuses_callback(PyObject* o) {
+  PyTypeObject* t = Py_TYPE(o);
+  if (t == &PyCFunction_Type || t == &PyMethodDescr_Type || t == &PyWrapperDescr_Type) {
+    switch (policy_of(o)) {
+      case Policy::Pure:
+      case Policy::Operator:
+      case Policy::Torch:
+      case Policy::Iter:
+      case Policy::Next:
+      case Policy::Paused:
+      case Policy::True:
+      case Policy::False:
+        return false;
+      default:
+        break;
+    }
+  } else if (strcmp(t->tp_name, "operator.attrgetter") != 0 && strcmp(t->tp_name, "operator.methodcaller") != 0) {
+    return false;
+  }
+  graph_break("call-that-breaks", c10::str(t->tp_name, " given to C code, which calls it unseen"));
+  return true;
+}
+
+PyObject* Machine::polyfilled_class(PyTypeObject* type) {
+  for (const char* name : {"attrgetter", "methodcaller"})
+    if (strncmp(type->tp_name, "operator.", 9) == 0 && strcmp(type->tp_name + 9, name) == 0)
+      return PyObject_GetAttrString(polyfills(), name);
+  return nullptr;
+}
+
+}  // namespace kiln::capture
