@@ -9,6 +9,7 @@
 #include "aten/infer.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "ops/ops.h"
 
 namespace kiln::aten {
 namespace {
@@ -133,20 +134,28 @@ void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit
   for (size_t i = first; i < stack.size(); ++i) adopt(stack[i], device);
 }
 
+void check_cast(c10::ScalarType result, c10::ScalarType out) {
+  TORCH_CHECK(c10::canCast(result, out), "result type ", result, " can't be cast to the desired output type ", out);
+}
+
 /// Runs the in-place op's functional twin for its checks, where one is known: `x.add_(y)` fails for a y that does not
 /// broadcast to x just as in eager.
 void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (op.written_args.size() != 1 || op.written_args[0] != 0 || !args[0].isTensor()) return;
   const auto& name = op.handle.operator_name();
   if (name.name.empty() || name.name.back() != '_') return;
-  std::string twin = name.name.substr(0, name.name.size() - 1);
-  if (!name.overload_name.empty()) twin += "." + name.overload_name;
-  const OpInfo* functional = find_op(graph::Op(twin));
+  const std::string twin = name.name.substr(0, name.name.size() - 1);
+  const OpInfo* functional = find_op(graph::Op(name.overload_name.empty() ? twin : twin + "." + name.overload_name));
+  // Some overloads are named in one form only: floor_divide_.Tensor and floor_divide, ldexp_ and ldexp.Tensor.
+  if (!functional) functional = find_op(graph::Op(name.overload_name.empty() ? twin + ".Tensor" : twin));
   if (!functional || functional->schema().arguments().size() != args.size()) return;
+  const at::Tensor& self = args[0].toTensor();
   std::vector<int64_t> sizes;
+  c10::ScalarType dtype = self.scalar_type();
   if (auto metas = infer(*functional, args)) {
     if (metas->empty()) return;
     sizes = metas->front().sizes;
+    if (ops::is_pointwise(functional->op)) dtype = scalar_type_of(metas->front().dtype);
   } else if (functional->meta) {
     torch::jit::Stack stack(args.begin(), args.end());
     for (c10::IValue& v : stack) to_plain_meta(v);
@@ -156,7 +165,7 @@ void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   } else {
     return;
   }
-  const at::Tensor& self = args[0].toTensor();
+  check_cast(dtype, self.scalar_type());
   TORCH_CHECK(self.sizes() == c10::IntArrayRef(sizes), "output with shape ", self.sizes(),
               " doesn't match the broadcast shape ", c10::IntArrayRef(sizes));
 }
@@ -192,6 +201,7 @@ void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stac
     for_each_tensor(args[i], [&](const at::Tensor& out) {
       KILN_CHECK(next < results.size(), "more out arguments than results");
       const at::Tensor& result = results[next++];
+      if (ops::is_pointwise(functional->op)) check_cast(result.scalar_type(), out.scalar_type());
       if (out.sizes() == result.sizes()) return;
       if (out.numel() != 0) throw Unsupported("out= of another size than the result");
       NoFakeGuard no_fake;

@@ -71,6 +71,38 @@ bool overlaps_itself(const at::Tensor& t) {
   return false;
 }
 
+/// Why an operator stays outside of graphs, whatever it is called with; empty if nothing speaks against it.
+std::string refusal(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  if (!schema.is_mutable()) return "";
+  const std::string& name = op.operator_name().name;
+  // PyTorch's functionalization has no form of these for empty lists among what they write.
+  if (name.starts_with("aten::_fused_")) return name + " updates lists of tensors in place";
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+    return name + " changes a tensor in place and has no form that does not";
+  return "";
+}
+
+bool needs_gradient(const c10::IValue& v) {
+  return at::GradMode::is_enabled() && v.isTensor() && v.toTensor().defined() && v.toTensor().requires_grad();
+}
+
+/// Why the gradient of a call has a shape that depends on data; empty if it has not.
+std::string backward_needs_data(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  const std::string& name = op.operator_name().name;
+  if ((name == "aten::index_put" || name == "aten::index_put_") && needs_gradient(args[2])) {
+    bool mask = false;
+    for (const c10::IValue& i : args[1].toListRef())
+      mask |= i.isTensor() && i.toTensor().defined() &&
+              (i.toTensor().scalar_type() == at::kBool || i.toTensor().scalar_type() == at::kByte);
+    if (mask) return "the gradient of " + name + " by a mask needs the mask's data";
+  }
+  if ((name == "aten::index_fill" || name == "aten::index_fill_") && needs_gradient(args[3]))
+    return "the gradient of " + name + " needs the index's data";
+  return "";
+}
+
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Trace* trace = current;
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
@@ -103,9 +135,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
       fail(*trace, "unsupported-operator-argument", op.operator_name().name + ": " + e.what());
     }
   }
-  // PyTorch's functionalization has no form of these for empty lists among what they write.
-  if (schema.is_mutable() && op.operator_name().name.starts_with("aten::_fused_"))
-    fail(*trace, "unsupported-operator", op.operator_name().name + " updates lists of tensors in place");
+  if (const std::string why = refusal(op); !why.empty()) fail(*trace, "unsupported-operator", why);
+  if (const std::string why = backward_needs_data(op, c10::ArrayRef<c10::IValue>(*stack).slice(first)); !why.empty())
+    fail(*trace, "operator-needs-data", why);
   for (size_t i = 0; i < num_args; ++i) {
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     const c10::IValue& v = (*stack)[first + i];

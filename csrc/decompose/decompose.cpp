@@ -1,7 +1,10 @@
 #include "decompose/decompose.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "decompose/builder.h"
+#include "graph/passes/passes.h"
 #include "ops/ops.h"
 
 namespace kiln::decompose {
@@ -83,9 +86,14 @@ bool decompose(graph::Graph& g) {
   // A rule's own calls may have rules, too: nodes written before `n` are visited with it.
   std::vector<Node*> order;
   for (const auto& n : g.nodes()) order.push_back(n.get());
-  std::vector<std::pair<Value, TensorMeta>> kept;
+  struct Kept {
+    Value value;
+    TensorMeta meta;
+    bool is_view;
+  };
+  std::vector<Kept> kept;
   for (const Arg& a : g.outputs())
-    if (a.is_value() && a.value()) kept.emplace_back(a.value(), a.value().meta());
+    if (a.is_value() && a.value()) kept.push_back({a.value(), a.value().meta(), ops::is_view(a.value().node->op)});
   const std::vector<Arg> old_outputs = g.outputs();
 
   auto expand = [&](auto&& self, Node* n) -> void {
@@ -125,16 +133,17 @@ bool decompose(graph::Graph& g) {
   if (dead.empty()) return false;
   g.replace_uses(replaced);
   for (Node* n : dead) g.erase(n);
-  // What the caller sees keeps its strides; inside, layouts are free.
+  // What the caller sees keeps its strides, and is its own memory where it was; inside, layouts are free.
   for (size_t i = 0; i < g.outputs().size(); ++i) {
     Arg& a = g.outputs()[i];
     if (!a.is_value() || !a.value() || a == old_outputs[i]) continue;
     const Value v = a.value();
-    const TensorMeta* want = nullptr;
-    for (const auto& [old, meta] : kept)
-      if (Arg(old) == old_outputs[i]) want = &meta;
-    if (!want || want->strides == v.meta().strides) continue;
-    TensorMeta m = *want;
+    const auto before =
+        std::find_if(kept.begin(), kept.end(), [&](const Kept& k) { return Arg(k.value) == old_outputs[i]; });
+    if (before == kept.end()) continue;
+    const bool became_view = !before->is_view && graph::storage_root(v).node->kind == graph::NodeKind::Placeholder;
+    if (before->meta.strides == v.meta().strides && !became_view) continue;
+    TensorMeta m = before->meta;
     m.offset = 0;
     a = g.add_call(graph::Op("aten::clone"), {v, Arg()}, {m})->out();
   }

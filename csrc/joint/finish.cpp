@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "graph/passes/passes.h"
 #include "ops/ops.h"
 
 namespace kiln::joint {
@@ -37,21 +38,15 @@ bool remove_dead(graph::Graph& g) {
 bool separate_outputs(Joint& joint) {
   static const graph::Op kConstant("kiln::tensor_constant"), kClone("aten::clone");
   graph::Graph& g = *joint.graph;
-  auto root_of = [](Value v) {
-    while (v.node->kind == NodeKind::Call && ops::is_view(v.node->op) && !v.node->args.empty() &&
-           v.node->arg(0).is_value() && v.node->arg(0).value())
-      v = v.node->arg(0).value();
-    return v;
-  };
   std::unordered_set<Value> taken;
   for (const graph::Mutation& m : g.mutations())
-    if (m.value) taken.insert(root_of(m.value));
+    if (m.value) taken.insert(graph::storage_root(m.value));
   bool changed = false;
   for (size_t i = 0; i < joint.num_forward; ++i) {
     Arg& out = g.outputs()[i];
     if (!out.is_value() || !out.value()) continue;
     const Value v = out.value();
-    const Value root = root_of(v);
+    const Value root = graph::storage_root(v);
     const bool own = root.node->kind == NodeKind::Call && root.node->op != kConstant;
     if (own && taken.insert(root).second) continue;
     graph::TensorMeta meta = v.meta();

@@ -23,9 +23,11 @@ struct Output {
   };
   Kind kind = Kind::None;
   int64_t index = 0;
-  /// Views: geometry; `offset` counts from the input's (or forward output's) own offset.
+  /// Views: geometry, in elements of the view; `offset` counts from the first element of the input (or forward output).
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // Undefined: that of what is viewed
+  bool conjugate = false, negate = false;              // lazily, relative to what is viewed
   bool requires_grad = false;
   /// Made inside the program by a factory with requires_grad=True (no history).
   bool leaf = false;

@@ -41,6 +41,17 @@ struct Geometry {
 };
 Geometry geometry_of(const at::Tensor& t) { return {t.sizes().vec(), t.strides().vec(), t.storage_offset()}; }
 
+/// How `view`, whose place in memory is `g`, is made from `base`.
+void set_view(Output& out, const at::Tensor& base, const at::Tensor& view, const Geometry& g) {
+  const int64_t base_size = static_cast<int64_t>(base.element_size()), size = static_cast<int64_t>(view.element_size());
+  out.sizes = g.sizes;
+  out.strides = g.strides;
+  out.offset = g.offset - base.storage_offset() * base_size / size;
+  if (view.scalar_type() != base.scalar_type()) out.dtype = view.scalar_type();
+  out.conjugate = view.is_conj() != base.is_conj();
+  out.negate = view.is_neg() != base.is_neg();
+}
+
 class Tracer {
  public:
   explicit Tracer(const std::vector<at::Tensor>& examples)
@@ -185,9 +196,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
       aten::FakeObserverGuard unseen(nullptr);
       c10::impl::ExcludeDispatchKeyGuard direct(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
       const at::Tensor view = fn::apply_view_meta_sequence(base, fn::unsafeGetFunctionalWrapper(t)->view_metas());
-      out.sizes = view.sizes().vec();
-      out.strides = view.strides().vec();
-      out.offset = view.storage_offset() - base.storage_offset();
+      set_view(out, base, view, {view.sizes().vec(), view.strides().vec(), view.storage_offset()});
     } else if (const auto& group = groups.at(storage_of(t)); group.size() == 1) {
       out.kind = Output::Kind::Forward;
       out.index = add_forward(t, value_of(t));
@@ -214,10 +223,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
         out.kind = Output::Kind::View;
         const at::Tensor inner = fn::from_functional_tensor(t);
         const at::Tensor inner_base = fn::isFunctionalTensor(base) ? fn::from_functional_tensor(base) : base;
-        const Geometry g = geometry_of(inner);
-        out.sizes = g.sizes;
-        out.strides = g.strides;
-        out.offset = g.offset - inner_base.storage_offset();
+        set_view(out, inner_base, inner, geometry_of(inner));
       }
     }
     out.leaf = out.kind == Output::Kind::Forward && t.requires_grad() && t.is_leaf();
@@ -292,10 +298,19 @@ void Tracer::differentiate() {
     // fails.
     if (std::string_view(e.what_without_backtrace()).find("backward through the graph a second time") ==
         std::string_view::npos)
-      throw;
+      // Eager, too, will fail, but only if the gradient is asked for.
+      throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
     for (size_t i : of) joint_.forward_freed[i] = true;
     joint_.tangent_of.clear();
     return;
+  } catch (const aten::NeedsData&) {
+    throw;
+  } catch (const Unsupported&) {
+    throw;
+  } catch (const InternalError&) {
+    throw;
+  } catch (const std::exception& e) {  // of a custom operator's Python formula
+    throw Unsupported(std::string("the gradient: ") + e.what());
   }
   for (size_t k = 0; k < grads.size(); ++k) {
     joint_.grad_of.push_back(primals[k]);
@@ -358,7 +373,11 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
     ~Activate() { active = before; }
     Tracer* before;
   } activate(&tracer);
-  return tracer.run(program);
+  try {
+    return tracer.run(program);
+  } catch (const aten::NeedsData& e) {
+    throw Unsupported(std::string("the gradient needs data of the forward pass: ") + e.what());
+  }
 }
 
 }  // namespace kiln::joint

@@ -15,9 +15,24 @@ using torch::autograd::SavedVariable;
 
 namespace {
 
+/// What lies in memory from the first element of `t` on, as one line of elements of another dtype.
+at::Tensor reinterpret(const at::Tensor& t, c10::ScalarType dtype) {
+  const int64_t from = static_cast<int64_t>(t.element_size()), to = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t bytes = static_cast<int64_t>(t.storage().nbytes()) - t.storage_offset() * from;
+  const int64_t count = bytes / std::max(from, to) * std::max(from, to) / from;
+  const at::Tensor line = t.as_strided({count}, {1}, t.storage_offset());
+  if (c10::isComplexType(dtype) && c10::toRealValueType(dtype) == t.scalar_type())
+    return at::view_as_complex(line.view({count / 2, 2}));
+  if (t.is_complex() && c10::toRealValueType(t.scalar_type()) == dtype) return at::view_as_real(line).view({2 * count});
+  return line.view(dtype);
+}
+
 at::Tensor view_of(const at::Tensor& base, const Output& out) {
-  const at::Tensor from = base.requires_grad() && !out.requires_grad ? base.detach() : base;
-  return from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
+  at::Tensor from = base.requires_grad() && !out.requires_grad ? base.detach() : base;
+  if (out.dtype != c10::ScalarType::Undefined) from = reinterpret(from, out.dtype);
+  at::Tensor view = from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
+  if (out.conjugate) view = at::_conj(view);
+  return out.negate ? at::_neg_view(view) : view;
 }
 
 class Function : public CompiledFunction {

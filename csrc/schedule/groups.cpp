@@ -251,15 +251,22 @@ void drop_dead_stores(std::vector<Group>& groups, const std::vector<Buffer>& buf
       Group& g = groups[k];
       if (g.is_extern) continue;
       const Touches before = touches(g, externs);
+      std::vector<BufferId> loaded;
+      for (const Stage& s : g.nest.stages)
+        for (ValueId id : s.body)
+          if (const Inst& i = g.nest.insts[id]; i.op == Opcode::Load || i.op == Opcode::MaskedLoad)
+            add_once(loaded, i.buffer);
+      // An adding store reads its buffer, but that alone keeps nothing alive.
+      const auto read_only_by_adding = [&](BufferId b) {
+        return reads[b] == 1 && std::count(before.reads.begin(), before.reads.end(), b) &&
+               !std::count(loaded.begin(), loaded.end(), b);
+      };
       bool changed = false;
       for (Stage& s : g.nest.stages)
         std::erase_if(s.body, [&](ValueId id) {
           const Inst& i = g.nest.insts[id];
           const bool dead = i.op == Opcode::Store && buffers[i.buffer].kind == loops::BufferKind::Temp &&
-                            reads[i.buffer] == (i.mode == loops::StoreMode::Add &&
-                                                        std::count(before.reads.begin(), before.reads.end(), i.buffer)
-                                                    ? 1
-                                                    : 0);
+                            (reads[i.buffer] == 0 || read_only_by_adding(i.buffer));
           changed |= dead;
           return dead;
         });

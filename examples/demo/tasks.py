@@ -56,7 +56,9 @@ def digits(seed: int) -> Task:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train, test = order[:-360], order[-360:]
     torch.manual_seed(seed)
-    module = ResNet(BasicBlock, [2, 2, 2], width=32, channels=1, classes=10, small_stem=True)
+    # SiLU, not ReLU: at ReLU's kink one unit in the last place decides whether a gradient flows, and within thirty steps
+    # eager's own losses, from weights changed by that much, are 3 % apart. Smooth, they stay within 3e-6.
+    module = ResNet(BasicBlock, [2, 2, 2], width=32, channels=1, classes=10, small_stem=True, activation=nn.SiLU)
     shuffled = torch.cat(
         [train[torch.randperm(len(train), generator=torch.Generator().manual_seed(e))] for e in range(9)]
     )

@@ -576,3 +576,85 @@ def test_sparse_and_quantized_run_in_eager():
 
     s = torch.eye(3).to_sparse()
     assert_same(f(X, s), kiln.compile(f)(X, s))
+
+
+def test_views_of_another_dtype_alias_the_input():
+    x = torch.randn(6, 2)
+
+    def functions():
+        yield lambda x: torch.view_as_complex(x)
+        yield lambda x: torch.view_as_complex(x).conj()
+        yield lambda x: x.view(torch.int32)
+        yield lambda x: x.view(torch.float64)
+        yield lambda x: torch.view_as_complex(x).imag
+
+    for f in functions():
+        check(f, x)
+    for f in (lambda z: z.conj().imag, lambda z: (z.real, z[2:].conj()), lambda z: torch.view_as_real(z)):
+        check(f, torch.randn(5, dtype=torch.complex64))
+
+
+def test_gradients_whose_shape_depends_on_data():
+    def masked(x, mask, values):
+        y = x.clone()
+        y[mask] = values
+        return y * 2
+
+    mask = torch.tensor([True, False, True, False])
+    check(masked, torch.randn(4, requires_grad=True), mask, torch.randn(2, requires_grad=True))
+
+
+def test_ops_without_a_functional_form():
+    check(lambda x: torch.special.polygamma(1, x.clone().polygamma_(1)), torch.rand(4) + 1)
+
+
+def test_in_place_results_must_fit():
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        kiln.compile(lambda x: x.sin_())(torch.arange(3))
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        kiln.compile(lambda x, y: x.floor_divide_(y))(torch.ones(5, 1), torch.ones(5))
+
+
+def test_inside_the_kernel_of_a_custom_operator():
+    @torch.library.custom_op("kiln_test::scaled_mm", mutates_args=())
+    def scaled_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(a.shape[0], b.shape[1])
+        torch.mm(a, b, out=out)
+        return out * 2
+
+    @scaled_mm.register_fake
+    def _(a, b):
+        return a.new_empty(a.shape[0], b.shape[1])
+
+    check(lambda a, b: scaled_mm(a, b) + 1, torch.randn(3, 4, requires_grad=True), torch.randn(4, 2), grad=False)
+
+
+def test_dispatch_modes_see_each_op():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.ops.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    compiled = kiln.compile(lambda x: (x * 2 + 1).sin())
+    x = torch.ones(3)
+    compiled(x)
+    with Count() as count:
+        compiled(x)
+    assert count.ops == ["aten.mul.Tensor", "aten.add.Tensor", "aten.sin.default"]
+
+
+def test_a_result_that_is_its_input_unchanged_is_a_copy():
+    check(lambda x: torch.nn.functional.pixel_shuffle(x, 1), torch.randn(1, 4, 2, 2, requires_grad=True))
+
+
+def test_scatter_into_one_element_and_back():
+    def f(x, index, source):
+        return torch.index_reduce(x, 0, index, source, "mean", include_self=True)
+
+    check(f, torch.tensor([1.5], requires_grad=True), torch.tensor([0]), torch.tensor([2.5], requires_grad=True))

@@ -4,18 +4,12 @@
 
 namespace kiln::graph {
 
-namespace {
-
-// The node that made the storage which `v` lies in.
-const Node* root_of(const Value& v) {
-  const Node* n = v.node;
-  while (n->kind == NodeKind::Call && ops::is_view(n->op) && !n->args.empty() && n->args[0].is_value() &&
-         n->args[0].value())
-    n = n->args[0].value().node;
-  return n;
+Value storage_root(Value v) {
+  while (v.node->kind == NodeKind::Call && ops::is_view(v.node->op) && !v.node->args.empty() &&
+         v.node->arg(0).is_value() && v.node->arg(0).value())
+    v = v.node->arg(0).value();
+  return v;
 }
-
-}  // namespace
 
 std::unordered_map<const Node*, bool> escaping(const Graph& g) {
   std::unordered_map<const Node*, bool> out;
@@ -41,8 +35,8 @@ bool may_replace(const Value& old, const Value& v, const std::unordered_map<cons
   if (v.node->kind == NodeKind::Placeholder || (it != escapes.end() && it->second)) return false;
   // Where the two share storage already, nothing else changes; else v's storage must be fresh and stay inside
   // otherwise.
-  const Node* root = root_of(v);
-  if (root == root_of(old)) return true;
+  const Node* root = storage_root(v).node;
+  if (root == storage_root(old).node) return true;
   return root->kind == NodeKind::Call && !escapes.contains(root) && it == escapes.end();
 }
 

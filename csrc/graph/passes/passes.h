@@ -31,6 +31,8 @@ bool fold_norms(Graph& g);
 /// The clean-up passes, in a good order, each through run_pass as "graph.<name>".
 bool clean_up(Graph& g);
 
+/// The value whose storage `v` lies in: what it is a view of, through any number of views.
+Value storage_root(Value v);
 /// Nodes whose results leave the graph: returned or stored into an input, directly (true) or through views only
 /// (false).
 std::unordered_map<const Node*, bool> escaping(const Graph& g);

@@ -263,10 +263,9 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
   // Nothing that runs for the compile itself is to be compiled.
   Scoped<ConfigPtr> quiet(mode().config, nullptr);
   OptionScope scope(*config);
-  if (guards::saved_tensor_hooks_active()) {
-    // The hooks must see the tensors that eager saves: a checkpoint compares them with those of its second run.
-    if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " inside saved-tensor hooks");
-    log_artifact(Topic::graph_breaks, place, "runs in eager: saved-tensor hooks (activation checkpointing) are active");
+  if (const char* why = guards::eager_only()) {
+    if (config->fullgraph) raise("Unsupported", "cannot compile " + place + ": " + why);
+    log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + why);
     return nullptr;
   }
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))

@@ -4,6 +4,8 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "python/guards/guard.h"
@@ -11,8 +13,26 @@
 
 namespace kiln::guards {
 
+namespace {
+
 bool saved_tensor_hooks_active() {
   return at::SavedTensorDefaultHooks::is_enabled() && at::SavedTensorDefaultHooks::get_hooks().has_value();
+}
+
+/// Inside the Python kernel of an operator: autograd has passed, though tensors still say requires_grad.
+bool below_autograd() {
+  return !c10::InferenceMode::is_enabled() &&
+         c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
+}
+
+}  // namespace
+
+const char* eager_only() {
+  // The hooks must see the tensors that eager saves: a checkpoint compares them with those of its second run.
+  if (saved_tensor_hooks_active()) return "saved-tensor hooks (activation checkpointing) are active";
+  if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return "a TorchDispatchMode is active, which is to see each op";
+  if (below_autograd()) return "this is the kernel of an operator, below autograd";
+  return nullptr;
 }
 
 uint64_t pack_global_state() {
@@ -42,6 +62,7 @@ uint64_t pack_global_state() {
   put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::stack_len()), 8);
   put(static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()), 8);
   put(saved_tensor_hooks_active(), 1);
+  put(below_autograd(), 1);
   return word;
 }
 

@@ -41,7 +41,7 @@ struct Guard {
 
 /// Process-wide switches that change what a captured program means, packed into one word.
 uint64_t pack_global_state();
-/// Inside torch.autograd.graph.saved_tensors_hooks (activation checkpointing, offloading).
-bool saved_tensor_hooks_active();
+/// Why nothing may be compiled where this thread stands now; nullptr if it may. Part of the global state.
+const char* eager_only();
 
 }  // namespace kiln::guards

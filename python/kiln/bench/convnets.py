@@ -14,13 +14,13 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, cin: int, width: int, stride: int) -> None:
+    def __init__(self, cin: int, width: int, stride: int, activation=nn.ReLU) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(cin, width, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = activation(inplace=True)
         self.downsample = None
         if stride != 1 or cin != width:
             self.downsample = nn.Sequential(*conv_bn(cin, width, 1, stride))
@@ -40,7 +40,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, cin: int, width: int, stride: int) -> None:
+    def __init__(self, cin: int, width: int, stride: int, activation=nn.ReLU) -> None:
         super().__init__()
         cout = width * self.expansion
         self.conv1 = nn.Conv2d(cin, width, 1, bias=False)
@@ -49,7 +49,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, cout, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(cout)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = activation(inplace=True)
         self.downsample = None
         if stride != 1 or cin != cout:
             self.downsample = nn.Sequential(*conv_bn(cin, cout, 1, stride))
@@ -71,8 +71,9 @@ class ResNet(nn.Module):
     small_stem: one 3x3 convolution instead of 7x7 with stride 2 and pooling, for small images.
     """
 
-    def __init__(self, block, layers, width=64, channels=3, classes=1000, small_stem=False) -> None:
+    def __init__(self, block, layers, width=64, channels=3, classes=1000, small_stem=False, activation=nn.ReLU) -> None:
         super().__init__()
+        self.activation = activation
         self.cin = width
         if small_stem:
             self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
@@ -81,7 +82,7 @@ class ResNet(nn.Module):
             self.conv1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
             self.maxpool = nn.MaxPool2d(3, 2, 1)
         self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = activation(inplace=True)
         stages = []
         for i, count in enumerate(layers):
             stages.append(self._stage(block, width << i, count, 1 if i == 0 else 2))
@@ -92,7 +93,7 @@ class ResNet(nn.Module):
     def _stage(self, block, width, count, stride):
         blocks = []
         for i in range(count):
-            blocks.append(block(self.cin, width, stride if i == 0 else 1))
+            blocks.append(block(self.cin, width, stride if i == 0 else 1, self.activation))
             self.cin = width * block.expansion
         return nn.Sequential(*blocks)
 
