@@ -2,6 +2,7 @@
 
 import collections
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -383,3 +384,29 @@ def test_memory_does_not_grow():
     for _ in range(20):
         compiled(X.clone(), [])
     assert count() <= before + 1
+
+
+def overlapping():
+    base = torch.arange(12.0)
+    array = np.arange(12, dtype=np.float32)
+    yield "distinct", base.clone(), base.clone()
+    yield "view", base, base.view(12)
+    yield "shifted", *(lambda t: (t[:12], t[1:]))(torch.arange(13.0))
+    yield "disjoint", *torch.arange(24.0).split(12)
+    yield "numpy", torch.from_numpy(array), torch.from_numpy(array[:])
+    yield "same", *(lambda t: (t, t))(torch.arange(12.0))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(6))
+def test_written_inputs_that_share_memory(first):
+    def f(x, y):
+        x.add_(1)
+        return x * 2 + y
+
+    compiled = kiln.compile(f)
+    names = [name for name, *_ in overlapping()]
+    for name in [names[first], *names]:
+        expected = next(f(x, y) for other, x, y in overlapping() if other == name)
+        actual = next(compiled(x, y) for other, x, y in overlapping() if other == name)
+        assert_same(actual, expected)

@@ -287,7 +287,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
         if (refuses_callback(args[i])) return nullptr;
       std::vector<PyObject*> all(count);
       for (size_t i = 0; i < count; ++i) all[i] = arg(i);
-      if (reads_attributes(callable, all.data(), count)) return nullptr;
+      if (PyObject* reduced = reduce_existing(callable, all.data(), count)) return reduced;
+      if (PyErr_Occurred() || reads_attributes(callable, all.data(), count)) return nullptr;
       pin_compared(callable, all.data(), count);
       if (count == 2 && (callable == operator_object("is_") || callable == operator_object("is_not")))
         distinguish(all[0], all[1]);

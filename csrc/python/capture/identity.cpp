@@ -1,5 +1,7 @@
 // What C code can observe of existing objects without the machine's seeing it: which object it is (hashes, ==, `in`),
 // and what its attributes are.
+#include <iterator>
+#include <sstream>
 #include <unordered_set>
 
 #include "python/capture/callables.h"
@@ -16,52 +18,41 @@ bool compares_by_identity(PyTypeObject* t) {
   return t->tp_richcompare == PyBaseObject_Type.tp_richcompare || t->tp_hash == PyBaseObject_Type.tp_hash;
 }
 
+std::unordered_set<std::string> words(const char* text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
 /// Methods and functions of C whose result depends on == or hash of what they are given.
 bool compares(const char* name) {
-  static const auto* names = new std::unordered_set<std::string>{"__and__",
-                                                                 "__contains__",
-                                                                 "__delitem__",
-                                                                 "__eq__",
-                                                                 "__getitem__",
-                                                                 "__ne__",
-                                                                 "__or__",
-                                                                 "__rand__",
-                                                                 "__ror__",
-                                                                 "__rsub__",
-                                                                 "__rxor__",
-                                                                 "__setitem__",
-                                                                 "__sub__",
-                                                                 "__xor__",
-                                                                 "_count_elements",
-                                                                 "add",
-                                                                 "contains",
-                                                                 "count",
-                                                                 "countOf",
-                                                                 "difference",
-                                                                 "difference_update",
-                                                                 "discard",
-                                                                 "eq",
-                                                                 "fromkeys",
-                                                                 "get",
-                                                                 "getitem",
-                                                                 "hash",
-                                                                 "index",
-                                                                 "indexOf",
-                                                                 "intersection",
-                                                                 "intersection_update",
-                                                                 "isdisjoint",
-                                                                 "issubset",
-                                                                 "issuperset",
-                                                                 "move_to_end",
-                                                                 "ne",
-                                                                 "pop",
-                                                                 "remove",
-                                                                 "setdefault",
-                                                                 "symmetric_difference",
-                                                                 "symmetric_difference_update",
-                                                                 "union",
-                                                                 "update"};
+  static const auto* names = new auto(words(
+      "__and__ __contains__ __delitem__ __eq__ __getitem__ __ne__ __or__ __rand__ __ror__ __rsub__ __rxor__ "
+      "__setitem__ __sub__ __xor__ _count_elements add contains count countOf difference difference_update discard eq "
+      "fromkeys get getitem hash index indexOf intersection intersection_update isdisjoint issubset issuperset "
+      "move_to_end ne pop remove setdefault symmetric_difference symmetric_difference_update union update"));
   return names->count(name) > 0;
+}
+
+/// Methods and functions of C that read all attributes of what they are given.
+bool reads_all(const char* name) {
+  static const auto* names = new auto(words("__dir__ __getstate__ __reduce__ __reduce_ex__ dir"));
+  return names->count(name) > 0;
+}
+
+/// Whether the state of a class's instances is their __dict__ and nothing else, as object.__reduce_ex__ sees it.
+bool is_plain_state(PyTypeObject* t) {
+  if (!t->tp_dictoffset) return false;
+  for (PyTypeObject* base = t; base != &PyBaseObject_Type; base = base->tp_base) {
+    if (!base || !(base->tp_flags & Py_TPFLAGS_HEAPTYPE)) return false;
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(base->tp_dict, &at, &name, &value)) {
+      if (Py_TYPE(value) == &PyMemberDescr_Type) return false;
+      for (const char* own : {"__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"})
+        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, own) == 0) return false;
+    }
+  }
+  return true;
 }
 
 const char* name_of(PyObject* c_callable) {
@@ -73,8 +64,6 @@ const char* name_of(PyObject* c_callable) {
   }
   return PyUnicode_AsUTF8(PyDescr_NAME(c_callable));
 }
-
-bool is_mapping(PyObject* o) { return PyDict_Check(o); }
 
 }  // namespace
 
@@ -126,9 +115,11 @@ void Machine::pin(PyObject* o, bool values, int depth) {
 }
 
 void Machine::pin_lookup(PyObject* container, PyObject* key) {
-  if (is_constant(key)) return;
+  const Class c = classify(key);
+  // Those are told apart by guards of their own.
+  if (is_constant(key) || c == Class::Tensor || c == Class::Function || c == Class::Module) return;
   pin(key);
-  pin(container, /*values=*/!is_mapping(container));
+  pin(container, /*values=*/!PyDict_Check(container));
 }
 
 void Machine::pin_compared(PyObject* c_callable, PyObject* const* args, size_t n) {
@@ -137,16 +128,28 @@ void Machine::pin_compared(PyObject* c_callable, PyObject* const* args, size_t n
   bool constant = true;
   for (size_t i = first; i < n; ++i) constant = constant && is_constant(args[i]);
   if (constant) return;
-  if (first && is_mapping(args[0]) && !is_mapping(args[1])) return pin_lookup(args[0], args[1]);
-  for (size_t i = 0; i < n; ++i) pin(args[i], /*values=*/!(first && is_mapping(args[0])));
+  if (first && PyDict_Check(args[0]) && !PyDict_Check(args[1])) return pin_lookup(args[0], args[1]);
+  for (size_t i = 0; i < n; ++i) pin(args[i], /*values=*/!(first && PyDict_Check(args[0])));
+}
+
+PyObject* Machine::reduce_existing(PyObject* c_callable, PyObject* const* args, size_t n) {
+  if (n != 2 || !find_plain(args[0]) || !PyLong_Check(args[1]) || PyLong_AsLong(args[1]) < 2) return nullptr;
+  PyTypeObject* t = Py_TYPE(args[0]);
+  if (strcmp(name_of(c_callable), "__reduce_ex__") != 0 || !is_plain_state(t)) return nullptr;
+  static PyObject* make = [] {
+    PyObject* m = PyImport_ImportModule("copyreg");
+    return m ? PyObject_GetAttrString(m, "__newobj__") : nullptr;
+  }();
+  py::Ref dict = py::Ref::steal(make ? instance_dict(args[0]) : nullptr);
+  py::Ref state = py::Ref::steal(dict ? PyDict_Copy(dict.get()) : nullptr);
+  if (state && PyDict_GET_SIZE(state.get()) == 0) state = py::Ref::borrow(Py_None);
+  return state ? Py_BuildValue("O(O)OOO", make, t, state.get(), Py_None, Py_None) : nullptr;
 }
 
 bool Machine::reads_attributes(PyObject* c_callable, PyObject* const* args, size_t n) {
   if (n == 0 || !find_plain(args[0]) || classify(args[0]) != Class::Instance) return false;
-  static const auto* names =
-      new std::unordered_set<std::string>{"__dir__", "__getstate__", "__reduce__", "__reduce_ex__", "dir"};
   const char* name = name_of(c_callable);
-  if (!names->count(name)) return false;
+  if (!reads_all(name)) return false;
   graph_break("call-that-breaks", std::string(name) + " of an existing object, which reads all of its attributes");
   return true;
 }

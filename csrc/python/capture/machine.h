@@ -222,6 +222,9 @@ class Machine {
   void pin_lookup(PyObject* container, PyObject* key);
   /// As pin, for the arguments (the receiver first) of a function of C, if it compares or hashes.
   void pin_compared(PyObject* c_callable, PyObject* const* args, size_t n);
+  /// What object.__reduce_ex__ gives for an existing object (copy.copy, copy.deepcopy), its attributes seen; null
+  /// without an error if the call is another.
+  PyObject* reduce_existing(PyObject* c_callable, PyObject* const* args, size_t n);
   /// Breaks the graph where a function of C would read the attributes of an existing object.
   bool reads_attributes(PyObject* c_callable, PyObject* const* args, size_t n);
   /// Breaks the graph where C code gets a function of C as a callback whose calls the machine has to see.

@@ -2,11 +2,13 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include "aten/schema.h"
 #include "base/bisect.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/timer.h"
 #include "compiler/compile.h"
+#include "graph/passes/passes.h"
 #include "python/capture/callables.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
@@ -116,6 +118,26 @@ bool leaves_no_trace(const graph::Graph& g) {
   return true;
 }
 
+/// Which inputs the graph's ops write to, directly or through views.
+std::vector<bool> written_inputs(const graph::Graph& g) {
+  std::unordered_map<const graph::Node*, size_t> place;
+  for (size_t i = 0; i < g.inputs().size(); ++i) place[g.inputs()[i]] = i;
+  std::vector<bool> written(g.inputs().size(), false);
+  bool any = false;
+  for (const auto& n : g.nodes()) {
+    const aten::OpInfo* op = n->kind == graph::NodeKind::Call ? aten::find_op(n->op) : nullptr;
+    if (!op) continue;
+    for (int arg : op->written_args)
+      if (static_cast<size_t>(arg) < n->args.size())
+        graph::for_each_value(n->arg(static_cast<size_t>(arg)), [&](graph::Value v) {
+          if (!v) return;
+          const auto it = place.find(graph::storage_root(v).node);
+          if (it != place.end()) written[it->second] = any = true;
+        });
+  }
+  return any ? written : std::vector<bool>();
+}
+
 void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
   if (!result.traced) return;
   if (!config.backend) {
@@ -123,6 +145,8 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     std::vector<at::Tensor> examples;
     for (const py::Ref& o : result.example_inputs) examples.push_back(THPVariable_Unpack(o.get()));
     entry.graph = compiler::compile_traced(*result.traced, examples);
+    // The graph takes its inputs for separate; a write would otherwise show in another.
+    entry.tree.set_written(written_inputs(*result.traced));
     return;
   }
   KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
@@ -294,7 +318,11 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
     throw;
   } catch (const Unsupported& e) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " as one graph: " + e.what());
-    cache.eager = true;
+    // Other calls have their entries; this kind of call runs in eager, and is tried again until the limit.
+    if (cache.entries.empty())
+      cache.eager = true;
+    else
+      ++cache.compiles;
     log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + e.what());
     if (root) warn_once("unsupported " + place, "kiln: " + place + " runs in eager: " + e.what());
   } catch (const UserError& e) {

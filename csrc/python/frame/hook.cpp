@@ -145,6 +145,13 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
     if (!entry->tree.check(call, values.data(), owned)) {
       const std::string failure = entry->tree.failure(call);
       std::erase(target.cache->entries, entry);
+      if (failure == guards::kSharedMemory) {  // as a trace says of tensors of one storage
+        target.cache->eager = target.cache->entries.empty();
+        if (target.root)
+          warn_once("unsupported " + place_of(target.code),
+                    "kiln: " + place_of(target.code) + " runs in eager: " + failure);
+        return run_plainly(tstate, frame, 0);
+      }
       target.cache->eager = true;
       const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
       if (options().strict) throw InternalError(text);

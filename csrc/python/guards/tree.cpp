@@ -299,6 +299,28 @@ bool GuardTree::all_distinct() {
   return std::adjacent_find(sorted_.begin(), sorted_.end()) == sorted_.end();
 }
 
+bool GuardTree::written_apart(PyObject* const* values) {
+  if (written_.empty()) return true;
+  reaches_.clear();
+  for (size_t i = 0; i < written_.size(); ++i) {
+    if (!THPVariable_Check(values[i])) continue;
+    const at::Tensor& t = THPVariable_Unpack(values[i]);
+    if (!t.has_storage() || t.numel() == 0) continue;
+    const auto* begin = static_cast<const char*>(t.const_data_ptr());
+    int64_t last = 0;
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    reaches_.push_back({begin, begin + (last + 1) * static_cast<int64_t>(t.element_size()), written_[i]});
+  }
+  std::sort(reaches_.begin(), reaches_.end(), [](const Reach& a, const Reach& b) { return a.begin < b.begin; });
+  const char *end = nullptr, *end_of_written = nullptr;
+  for (const Reach& r : reaches_) {
+    if (r.begin < (r.written ? end : end_of_written)) return false;
+    end = std::max(end, r.end);
+    if (r.written) end_of_written = std::max(end_of_written, r.end);
+  }
+  return true;
+}
+
 bool GuardTree::run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node) {
   ++slow_runs_;
   *failed_guard = *failed_node = -1;
@@ -328,7 +350,7 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
     if (outcome == Outcome::Holds) {
       for (size_t i = 0; i < delivered_.size(); ++i)
         values[i] = delivered_[i].slot >= 0 ? slots_[delivered_[i].slot] : delivered_[i].object;
-      return true;
+      return written_apart(values);
     }
     if (outcome == Outcome::Fails) return false;
     owned.clear();
@@ -336,6 +358,7 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   int guard, node;
   if (!run_slow(call, owned, &guard, &node)) return false;
   for (size_t i = 0; i < wanted_.size(); ++i) values[i] = values_[wanted_[i]];
+  if (!written_apart(values)) return false;
   if (has_fast_ && failed_.node >= 0) {
     // What moved more than twice while the guards still held is not worth assuming.
     Node& n = nodes_[failed_.node];
@@ -349,7 +372,11 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
 std::string GuardTree::failure(const Call& call) {
   Owned owned;
   int guard, node;
-  if (run_slow(call, owned, &guard, &node)) return "";
+  if (run_slow(call, owned, &guard, &node)) {
+    std::vector<PyObject*> values;
+    for (int id : wanted_) values.push_back(values_[id]);
+    return written_apart(values.data()) ? "" : kSharedMemory;
+  }
   if (guard < 0 && node < 0) return "two tensors that were different are one";
   if (guard < 0) return nodes_[node].source->text() + " no longer exists";
   const Guard& g = guards_[guard];

@@ -19,6 +19,9 @@ struct Call {
   PyObject* globals = nullptr;        // the function's
 };
 
+/// What failure() says where tensors that must be apart in memory are not.
+inline constexpr const char* kSharedMemory = "inputs share memory and one of them is changed in place";
+
 /// References that live until the values that `check` gave out were taken over.
 using Owned = std::vector<py::Ref>;
 
@@ -39,6 +42,9 @@ class GuardTree {
   GuardTree(const GuardTree&) = delete;
   GuardTree& operator=(const GuardTree&) = delete;
 
+  /// Which of the first wanted tensors, the graph's inputs, the graph writes to: the memory of such a one must be apart
+  /// from that of every other input.
+  void set_written(std::vector<bool> written) { written_ = std::move(written); }
   /// True if every guard holds for `call`; then values[i] is the object of wanted[i], borrowed: valid while `owned`
   /// lives and no other code runs.
   bool check(const Call& call, PyObject** values, Owned& owned);
@@ -95,6 +101,11 @@ class GuardTree {
     const uint64_t* address;
     uint64_t expected;
   };
+  /// The memory that a tensor can reach.
+  struct Reach {
+    const char *begin, *end;
+    bool written;
+  };
   struct WordNode {
     int node;
     bool pin;
@@ -106,11 +117,14 @@ class GuardTree {
   bool holds(int guard, PyObject* value, PyObject* other) const;
   bool same_function(int guard) const;
   bool all_distinct();
+  bool written_apart(PyObject* const* values);
   bool run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node);
   enum class Outcome : uint8_t { Holds, Fails, Unknown };
   Outcome run_fast(const Call& call, Owned& owned);
   void make_fast();
 
+  std::vector<bool> written_;   // of the graph's inputs; empty if none is written
+  std::vector<Reach> reaches_;  // scratch of written_apart
   std::vector<Guard> guards_;
   std::vector<TensorFacts> facts_;  // one per guard, filled for tensors
   std::vector<uint32_t> versions_;  // one per guard, type version for Type
