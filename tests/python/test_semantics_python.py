@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -888,3 +889,22 @@ def test_threads():
         t.join()
     for i, result in enumerate(results):
         assert_same(result, loops(X + i))
+
+
+def test_bound_builtin_through_getattribute():
+    class Config:
+        def __init__(self):
+            self.a = 3
+
+        def __getstate__(self):
+            return dict(self.__dict__)
+
+        def __getattribute__(self, name):
+            return object.__getattribute__(self, name)
+
+    config = Config()
+
+    def f(x):
+        return x * copy.deepcopy(config).a
+
+    check(f, torch.ones(2))

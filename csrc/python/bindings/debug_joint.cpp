@@ -6,6 +6,7 @@
 #include "joint/finish.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/py_program.h"
+#include "python/cpython/tensor.h"
 
 // Doors into single stages for tests: fakes, and what their fallback sees.
 namespace kiln {
@@ -33,7 +34,7 @@ class LineObserver : public aten::FakeObserver {
 pybind11::tuple run_on_fakes(const pybind11::function& fn, const pybind11::args& args) {
   pybind11::tuple fakes(args.size());
   for (size_t i = 0; i < args.size(); ++i) {
-    if (THPVariable_Check(args[i].ptr()))
+    if (py::is_tensor(args[i].ptr()))
       fakes[i] = aten::make_fake(THPVariable_Unpack(args[i].ptr()));
     else
       fakes[i] = args[i];

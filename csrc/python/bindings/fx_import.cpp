@@ -7,6 +7,7 @@
 #include "aten/schema.h"
 #include "graph/infer.h"
 #include "python/bindings/fx.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::bindings {
@@ -116,7 +117,7 @@ class Importer {
     if (!pb::isinstance<pb::tuple>(val) && !pb::isinstance<pb::list>(val)) val = pb::make_tuple(val);
     std::vector<TensorMeta> out;
     for (pb::handle h : val) {
-      if (THPVariable_Check(h.ptr()))
+      if (py::is_tensor(h.ptr()))
         out.push_back(aten::meta_of(THPVariable_Unpack(h.ptr())));
       else if (h.is_none())
         out.push_back(graph::undefined_meta());

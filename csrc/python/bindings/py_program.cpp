@@ -1,6 +1,7 @@
 #include "python/bindings/py_program.h"
 
 #include "base/error.h"
+#include "python/cpython/tensor.h"
 
 namespace kiln::bindings {
 
@@ -8,7 +9,7 @@ namespace {
 
 at::Tensor to_tensor(PyObject* o) {
   if (o == Py_None) return {};
-  if (!THPVariable_Check(o)) throw UserError(std::string("a tensor or None is expected, not ") + Py_TYPE(o)->tp_name);
+  if (!py::is_tensor(o)) throw UserError(std::string("a tensor or None is expected, not ") + Py_TYPE(o)->tp_name);
   return THPVariable_Unpack(o);
 }
 

@@ -9,6 +9,7 @@
 #include "aten/schema.h"
 #include "ops/ops.h"
 #include "python/bindings/bindings.h"
+#include "python/cpython/tensor.h"
 
 // A door to the operator table for tests and documentation: shape rules on real tensors' metadata, and rows.
 namespace kiln {
@@ -43,7 +44,7 @@ pb::list infer(const std::string& name, const pb::list& args) {
   for (size_t i = 0; i < args.size(); ++i) {
     // A number in a tensor's place: what a wrapped number looks like below autograd.
     const bool tensor_wanted = arguments[i].type()->isSubtypeOf(*c10::OptionalType::ofTensor());
-    if (tensor_wanted && !THPVariable_Check(args[i].ptr()) && !args[i].is_none()) {
+    if (tensor_wanted && !py::is_tensor(args[i].ptr()) && !args[i].is_none()) {
       if (pb::isinstance<pb::bool_>(args[i]))
         converted.emplace_back(args[i].cast<bool>());
       else if (pb::isinstance<pb::int_>(args[i]))

@@ -3,6 +3,7 @@
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/capture/user_rules.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -51,7 +52,7 @@ PyObject* self_of(PyObject* callable) {
 }  // namespace
 
 bool Machine::has_fake(PyObject* o, int level) {
-  if (THPVariable_Check(o)) return aten::is_fake(THPVariable_Unpack(o));
+  if (py::is_tensor(o)) return aten::is_fake(THPVariable_Unpack(o));
   if (level > 3) return false;
   if (PyTuple_Check(o) || PyList_Check(o)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
@@ -306,14 +307,14 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
     case Policy::Operator: {
       bool tensor = false;
-      for (size_t i = 0; i < count; ++i) tensor = tensor || THPVariable_Check(arg(i));
+      for (size_t i = 0; i < count; ++i) tensor = tensor || py::is_tensor(arg(i));
       if (!tensor && !bound) pin_compared(callable, args, n);
       if (!tensor) return after_c_call(native());
       return torch_call(callable, args, n, kwnames, native);
     }
     case Policy::Torch: {
       if (!bound) return torch_call(callable, args, n, kwnames, native);
-      if (!THPVariable_Check(self)) return torch_call(callable, args, n, kwnames, native);
+      if (!py::is_tensor(self)) return torch_call(callable, args, n, kwnames, native);
       // x.relu stored and called later: record the method with its receiver in front.
       std::vector<PyObject*> flat{self};
       const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);

@@ -352,8 +352,16 @@ RecipePtr Leaver::recipe(PyObject* o) {
       return constant(o);
     }
     RecipePtr r = make(Recipe::Kind::Call);
-    r->object = py::Ref::borrow(getattr);
-    r->parts = {recipe(self.get()), constant(name.get())};
+    // By the class's descriptor where there is one: getattr might come to a __getattribute__ in Python, the very one
+    // that is captured here.
+    PyObject* d = PyType_Check(self.get()) ? nullptr : _PyType_Lookup(Py_TYPE(self.get()), name.get());
+    if (d && (Py_TYPE(d) == &PyMethodDescr_Type || Py_TYPE(d) == &PyWrapperDescr_Type)) {
+      r->object = py::Ref::steal(PyObject_GetAttrString(d, "__get__"));
+      r->parts = {recipe(self.get())};
+    } else {
+      r->object = py::Ref::borrow(getattr);
+      r->parts = {recipe(self.get()), constant(name.get())};
+    }
     return made_[o] = r;
   }
   if (c == Class::Singleton) return constant(o);

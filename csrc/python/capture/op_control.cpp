@@ -1,5 +1,6 @@
 // Jumps, loops, returns, generators, exceptions and with blocks.
 #include "python/capture/eval.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -7,7 +8,7 @@ namespace kiln::capture {
 int truth(Exec& e, PyObject* o) {
   if (o == Py_True) return 1;
   if (o == Py_False || o == Py_None) return 0;
-  if (THPVariable_Check(o)) {
+  if (py::is_tensor(o)) {
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }
@@ -64,7 +65,7 @@ Flow op_pop_jump_backward_if_not_none(Exec& e, int arg) { return jump_none(e, -a
 
 Flow op_get_iter(Exec& e, int) {
   PyObject* o = e.top();
-  if (THPVariable_Check(o) && e.m.has_fake(o)) {
+  if (py::is_tensor(o) && e.m.has_fake(o)) {
     // Tensor.__iter__ is Python; it warns and unbinds.
     return e.replace_top(PyObject_GetIter(o));
   }

@@ -1,5 +1,6 @@
 // Operators, containers, strings, functions, imports and pattern matching.
 #include "python/capture/eval.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -17,7 +18,7 @@ PyObject* operator_object(const char* name) {
 
 PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
   bool tensor = false;
-  for (size_t i = 0; i < n; ++i) tensor |= THPVariable_Check(args[i]);
+  for (size_t i = 0; i < n; ++i) tensor |= py::is_tensor(args[i]);
   if (!tensor) return m.after_c_call(f(args));
   return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
 }

@@ -9,6 +9,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "python/capture/machine.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -91,7 +92,7 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
     *out = Arg(std::complex<double>(c.real, c.imag));
   } else if (PyUnicode_Check(o)) {
     *out = Arg(std::string(PyUnicode_AsUTF8(o)));
-  } else if (THPVariable_Check(o)) {
+  } else if (py::is_tensor(o)) {
     const graph::Value v = torch_value_of(o);
     if (!v) return false;
     *out = Arg(v);
@@ -147,10 +148,10 @@ bool Machine::record_torch_level(PyObject* target, PyObject* const* args, size_t
   if (hint == "getattr" && n == 2 && PyUnicode_Check(args[1])) hint = PyUnicode_AsUTF8(args[1]);
   std::vector<PyObject*> tensors;
   const bool sequence = PyTuple_Check(r) || PyList_Check(r);
-  if (THPVariable_Check(r)) tensors.push_back(r);
+  if (py::is_tensor(r)) tensors.push_back(r);
   for (Py_ssize_t i = 0; sequence && i < PySequence_Fast_GET_SIZE(r); ++i) {
     PyObject* o = PySequence_Fast_GET_ITEM(r, i);
-    if (THPVariable_Check(o))
+    if (py::is_tensor(o))
       tensors.push_back(o);
     else if (o != Py_None)
       return torch_level_ok = false, true;

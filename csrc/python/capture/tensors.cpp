@@ -7,6 +7,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "python/capture/machine.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -42,7 +43,7 @@ bool tensors_of(PyObject* o, std::vector<at::Tensor>* out) {
     PyObject* t = PySequence_Fast_GET_ITEM(o, i);
     if (t == Py_None)
       out->emplace_back();
-    else if (THPVariable_Check(t))
+    else if (py::is_tensor(t))
       out->push_back(THPVariable_Unpack(t));
     else
       return false;
@@ -85,7 +86,7 @@ PyObject* Machine::load_grad(PyObject* o) {
 
 bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
   if (PyUnicode_Compare(name, names().grad) == 0) {
-    if (value && value != Py_None && !(THPVariable_Check(value) && trace.value_of(THPVariable_Unpack(value)))) {
+    if (value && value != Py_None && !(py::is_tensor(value) && trace.value_of(THPVariable_Unpack(value)))) {
       graph_break("autograd", "a write of .grad");
       return false;
     }
@@ -127,7 +128,7 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
     flag = args[PyVectorcall_NARGS(nargsf)];
   else if (n == 2)
     flag = args[PyCFunction_Check(callable) ? 0 : 1];
-  if (THPVariable_Check(self) && PyBool_Check(flag) && THPVariable_Unpack(self).requires_grad() == (flag == Py_True))
+  if (py::is_tensor(self) && PyBool_Check(flag) && THPVariable_Unpack(self).requires_grad() == (flag == Py_True))
     return Py_NewRef(self);
   return graph_break("autograd", "requires_grad_() that changes something");
 }
@@ -143,7 +144,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
   if (fake) {
     // as_tensor of a tensor is that tensor, or a conversion; tensor() copies data out of a list of numbers.
-    if (all > 0 && THPVariable_Check(args[0]) && strcmp(name, "tensor") != 0)
+    if (all > 0 && py::is_tensor(args[0]) && strcmp(name, "tensor") != 0)
       return torch_call(callable, args, n, kwnames, native);
     return graph_break("tensor-constructor", std::string("torch.") + name + " of tensors");
   }

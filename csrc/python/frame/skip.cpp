@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "python/cpython/py311.h"
+#include "python/cpython/tensor.h"
 #include "python/frame/cache.h"
 #include "python/pch.h"
 
@@ -37,7 +38,7 @@ PyTypeObject* module_type = nullptr;
 
 bool holds_tensor(PyObject* o, int depth) {
   if (!o) return false;
-  if (THPVariable_Check(o)) return true;
+  if (py::is_tensor(o)) return true;
   if (module_type && PyType_IsSubtype(Py_TYPE(o), module_type)) return true;
   if (depth == 0) return false;
   if (PyCell_Check(o)) return holds_tensor(PyCell_GET(o), depth);

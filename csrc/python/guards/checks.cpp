@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "aten/convert.h"
+#include "python/cpython/tensor.h"
 #include "python/guards/text.h"
 #include "python/pch.h"
 
@@ -41,7 +42,7 @@ TensorFacts tensor_facts(const Guard& guard) {
 }
 
 bool check_tensor(PyObject* o, const TensorFacts& f) {
-  if (f.type ? Py_TYPE(o) != f.type : !THPVariable_Check(o)) return false;
+  if (f.type ? Py_TYPE(o) != f.type : !py::is_tensor(o)) return false;
   const at::Tensor& t = THPVariable_Unpack(o);
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   if (f.key_set && impl->key_set().raw_repr() != f.key_set) return false;
@@ -66,7 +67,7 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   const auto differ = [](const std::string& what, const std::string& expected, const std::string& got) {
     return what + ": expected " + expected + ", got " + got;
   };
-  if (!THPVariable_Check(o)) return differ("type", "a tensor", Py_TYPE(o)->tp_name);
+  if (!py::is_tensor(o)) return differ("type", "a tensor", Py_TYPE(o)->tp_name);
   if (f.type && Py_TYPE(o) != f.type) return differ("class", f.type->tp_name, Py_TYPE(o)->tp_name);
   const at::Tensor& t = THPVariable_Unpack(o);
   if (f.scalar_type >= 0 && static_cast<int16_t>(t.scalar_type()) != f.scalar_type)

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "python/cpython/py311.h"
+#include "python/cpython/tensor.h"
 #include "python/guards/text.h"
 
 namespace kiln::guards {
@@ -303,7 +304,7 @@ bool GuardTree::written_apart(PyObject* const* values) {
   if (written_.empty()) return true;
   reaches_.clear();
   for (size_t i = 0; i < written_.size(); ++i) {
-    if (!THPVariable_Check(values[i])) continue;
+    if (!py::is_tensor(values[i])) continue;
     const at::Tensor& t = THPVariable_Unpack(values[i]);
     if (!t.has_storage() || t.numel() == 0) continue;
     const auto* begin = static_cast<const char*>(t.const_data_ptr());
