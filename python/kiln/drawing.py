@@ -6,12 +6,18 @@ from pathlib import Path
 
 from kiln import exc
 
+LARGE = 50_000  # characters of a graph's text from which on it is drawn quickly rather than best
+
 
 def dot_to_svg(dot: str) -> str:
     """The SVG drawing of a graph in Graphviz's language. Raises kiln.exc.UserError if there is no `dot` program."""
     if shutil.which("dot") is None:
         raise exc.UserError("drawing graphs needs Graphviz' `dot` program (Debian package graphviz)")
-    done = subprocess.run(["dot", "-Tsvg"], input=dot, capture_output=True, text=True, check=False)
+    command = ["dot", "-Tsvg"]
+    if len(dot) > LARGE:
+        # The best ranks, order and curves of a whole training step take `dot` ten minutes; good ones take seconds.
+        command += ["-Gnslimit=0.2", "-Gnslimit1=0.2", "-Gmclimit=0.1", "-Gsplines=line"]
+    done = subprocess.run(command, input=dot, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise exc.UserError(f"dot: {done.stderr.strip()[:500]}")
     return done.stdout
