@@ -388,6 +388,14 @@ void for_each_tensor(const c10::IValue& value, const std::function<void(const at
   }
 }
 
+bool has_mask(const c10::IValue& indices) {
+  bool mask = false;
+  for_each_tensor(indices, [&](const at::Tensor& t) {
+    mask = mask || (t.defined() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte));
+  });
+  return mask;
+}
+
 std::vector<at::Tensor> flatten_tensors(c10::ArrayRef<c10::IValue> results) {
   std::vector<at::Tensor> out;
   for (const c10::IValue& r : results) {

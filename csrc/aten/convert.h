@@ -61,6 +61,8 @@ graph::Arg numbers_of(const at::Tensor& t);
 
 /// Calls f on every tensor in `value`, undefined ones included: a tensor, an optional one, or a list.
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);
+/// Whether indices (a Tensor?[]) select by data: one of them is a boolean or uint8 mask.
+bool has_mask(const c10::IValue& indices);
 /// Results of a boxed call, flattened to tensors in order. Throws Unsupported if one is neither a tensor nor a list of
 /// them.
 std::vector<at::Tensor> flatten_tensors(c10::ArrayRef<c10::IValue> results);

@@ -267,11 +267,7 @@ void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (op.needs_data && !resolves_data_need(op, args)) {
     // index.Tensor carries the tag for its boolean masks only.
     if (op.op == graph::Op("aten::index.Tensor")) {
-      bool mask = false;
-      for_each_tensor(args[1], [&](const at::Tensor& t) {
-        mask |= t.defined() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte);
-      });
-      if (!mask) return;
+      if (!has_mask(args[1])) return;
     }
     throw NeedsData(op.op);
   }

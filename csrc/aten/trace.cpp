@@ -92,11 +92,7 @@ bool needs_gradient(const c10::IValue& v) {
 std::string backward_needs_data(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const std::string& name = op.operator_name().name;
   if ((name == "aten::index_put" || name == "aten::index_put_") && needs_gradient(args[2])) {
-    bool mask = false;
-    for (const c10::IValue& i : args[1].toListRef())
-      mask |= i.isTensor() && i.toTensor().defined() &&
-              (i.toTensor().scalar_type() == at::kBool || i.toTensor().scalar_type() == at::kByte);
-    if (mask) return "the gradient of " + name + " by a mask needs the mask's data";
+    if (has_mask(args[1])) return "the gradient of " + name + " by a mask needs the mask's data";
   }
   if ((name == "aten::index_fill" || name == "aten::index_fill_") && needs_gradient(args[3]))
     return "the gradient of " + name + " needs the index's data";

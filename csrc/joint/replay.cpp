@@ -1,8 +1,8 @@
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "aten/convert.h"
+#include "aten/modes.h"
 #include "aten/pch.h"
 #include "aten/schema.h"
 #include "base/error.h"
@@ -32,25 +32,15 @@ at::Tensor or_undefined(const std::unordered_map<Value, at::Tensor>& env, const 
 /// cached: the cache would outlive the trace.
 class AutocastStates {
  public:
-  AutocastStates()
-      : enabled_(at::autocast::is_autocast_enabled(at::kCPU)),
-        cached_(at::autocast::is_autocast_cache_enabled()),
-        dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~AutocastStates() {
-    at::autocast::set_autocast_enabled(at::kCPU, enabled_);
-    at::autocast::set_autocast_dtype(at::kCPU, dtype_);
-    at::autocast::set_autocast_cache_enabled(cached_);
-  }
+  AutocastStates() { at::autocast::set_autocast_cache_enabled(false); }
+  ~AutocastStates() { before_.restore(); }
   void set(const Node& n) const {
     at::autocast::set_autocast_enabled(at::kCPU, n.autocast != DType::Opaque);
     if (n.autocast != DType::Opaque) at::autocast::set_autocast_dtype(at::kCPU, aten::scalar_type_of(n.autocast));
   }
 
  private:
-  bool enabled_, cached_;
-  at::ScalarType dtype_;
+  aten::Modes before_;
 };
 
 class Replay {

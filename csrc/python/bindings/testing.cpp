@@ -79,8 +79,6 @@ Guard guard_of(pb::handle h) {
     other(Guard::Kind::SameObject);
   else if (kind == "not_same")
     other(Guard::Kind::NotSame);
-  else if (kind == "no_overlap")
-    other(Guard::Kind::NoOverlap);
   else if (kind == "length") {
     g.kind = Guard::Kind::Length;
     g.number = t[2].cast<uint64_t>();

@@ -38,6 +38,11 @@ bool is_functional_leaf(PyObject* f) {
   return leaf;
 }
 
+/// Arguments of a vectorcall, by position and by name.
+size_t count_of(size_t nargsf, PyObject* kwnames) {
+  return static_cast<size_t>(PyVectorcall_NARGS(nargsf) + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0));
+}
+
 PyObject* self_of(PyObject* callable) {
   if (PyCFunction_Check(callable)) return PyCFunction_GET_SELF(callable);
   if (Py_TYPE(callable) == &_PyMethodWrapper_Type) {
@@ -102,6 +107,14 @@ bool Machine::refuses_iterator(PyObject* o) {
   graph_break("iterator-from-outside",
               std::string("a use of a ") + t->tp_name + " that was made before the captured code");
   return true;
+}
+
+bool Machine::refuses_arguments(PyObject* const* args, size_t nargsf, PyObject* kwnames, bool iterators) {
+  for (size_t i = 0; iterators && i < static_cast<size_t>(PyVectorcall_NARGS(nargsf)); ++i)
+    if (refuses_iterator(args[i])) return true;
+  for (size_t i = 0; i < count_of(nargsf, kwnames); ++i)
+    if (refuses_callback(args[i])) return true;
+  return false;
 }
 
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
@@ -237,15 +250,9 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
   auto native = [&]() -> PyObject* {
-    const size_t keywords = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
-    for (size_t i = 0; i < PyVectorcall_NARGS(nargsf); ++i)
-      if (refuses_iterator(args[i])) return nullptr;
-    for (size_t i = 0; i < PyVectorcall_NARGS(nargsf) + keywords; ++i) {
-      if (refuses_callback(args[i])) return nullptr;
-      if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) ||
-          PyType_IsSubtype(t, &PyFrozenSet_Type))
-        pin(args[i], /*values=*/!PyDict_Check(args[i]));
-    }
+    if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
+    if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) || PyType_IsSubtype(t, &PyFrozenSet_Type))
+      for (size_t i = 0; i < count_of(nargsf, kwnames); ++i) pin(args[i], /*values=*/!PyDict_Check(args[i]));
     return after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
   };
   if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
@@ -281,18 +288,15 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Pure:
     case Policy::Iter:
     case Policy::Next: {
-      for (size_t i = 0; policy != Policy::Iter && i < count; ++i)
-        if (refuses_iterator(arg(i))) return nullptr;
-      const size_t keywords = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
-      for (size_t i = 0; i < n + keywords; ++i)
-        if (refuses_callback(args[i])) return nullptr;
-      std::vector<PyObject*> all(count);
+      if (policy != Policy::Iter && bound && refuses_iterator(self)) return nullptr;
+      if (refuses_arguments(args, nargsf, kwnames, policy != Policy::Iter)) return nullptr;
+      c10::SmallVector<PyObject*, 8> all(count);
       for (size_t i = 0; i < count; ++i) all[i] = arg(i);
       if (PyObject* reduced = reduce_existing(callable, all.data(), count)) return reduced;
       if (PyErr_Occurred() || reads_attributes(callable, all.data(), count)) return nullptr;
       pin_compared(callable, all.data(), count);
-      if (count == 2 && (callable == operator_object("is_") || callable == operator_object("is_not")))
-        distinguish(all[0], all[1]);
+      static PyObject *is = operator_object("is_"), *is_not = operator_object("is_not");
+      if (count == 2 && (callable == is || callable == is_not)) distinguish(all[0], all[1]);
       // A C method on an existing object of a container's subclass would read or write the object itself.
       PyObject* receiver = arg(0);
       if (receiver &&
@@ -317,8 +321,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       if (!py::is_tensor(self)) return torch_call(callable, args, n, kwnames, native);
       // x.relu stored and called later: record the method with its receiver in front.
       std::vector<PyObject*> flat{self};
-      const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
-      flat.insert(flat.end(), args, args + all);
+      flat.insert(flat.end(), args, args + count_of(nargsf, kwnames));
       PyObject* target = _PyType_Lookup(
           Py_TYPE(self), PyUnicode_InternFromString(reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name));
       return torch_call(target ? target : callable, flat.data(), n + 1, kwnames, native);
@@ -506,7 +509,7 @@ PyObject* Machine::defer_call(py311::Frame* frame) {
 }
 
 PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  const size_t all = PyVectorcall_NARGS(nargsf) + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  const size_t all = count_of(nargsf, kwnames);
   bool plain = true;
   for (size_t i = 0; plain && i < all; ++i) plain = is_constant(args[i]) || find_plain(args[i]);
   if (plain && find_plain(wrapper)) {

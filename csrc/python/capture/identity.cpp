@@ -55,6 +55,13 @@ bool is_plain_state(PyTypeObject* t) {
   return true;
 }
 
+/// Classes of C whose instances call Python code or read attributes unseen: the polyfill of that name; else nullptr.
+const char* polyfill_name(PyTypeObject* type) {
+  for (const char* name : {"operator.attrgetter", "operator.methodcaller"})
+    if (strcmp(type->tp_name, name) == 0) return name + strlen("operator.");
+  return nullptr;
+}
+
 const char* name_of(PyObject* c_callable) {
   if (PyCFunction_Check(c_callable)) return reinterpret_cast<PyCFunctionObject*>(c_callable)->m_ml->ml_name;
   if (Py_TYPE(c_callable) == &_PyMethodWrapper_Type) {
@@ -85,16 +92,9 @@ void Machine::pin(PyObject* o, bool values, int depth) {
     }
     case Class::Method:
       return pin(PyMethod_GET_SELF(o), values, depth + 1);
-    case Class::Tuple:
-    case Class::List:
-    case Class::Dict:
-    case Class::Set:
-    case Class::FrozenSet:
-    case Class::OrderedDict:
-    case Class::DefaultDict:
-      break;
     default:
-      return;
+      if (!is_container(classify(o))) return;
+      break;
   }
   if (PyDict_Check(o)) {
     Py_ssize_t pos = 0;
@@ -170,7 +170,7 @@ bool Machine::refuses_callback(PyObject* o) {
       default:
         break;
     }
-  } else if (strcmp(t->tp_name, "operator.attrgetter") != 0 && strcmp(t->tp_name, "operator.methodcaller") != 0) {
+  } else if (!polyfill_name(t)) {
     return false;
   }
   graph_break("call-that-breaks", c10::str(t->tp_name, " given to C code, which calls it unseen"));
@@ -178,10 +178,8 @@ bool Machine::refuses_callback(PyObject* o) {
 }
 
 PyObject* Machine::polyfilled_class(PyTypeObject* type) {
-  for (const char* name : {"attrgetter", "methodcaller"})
-    if (strncmp(type->tp_name, "operator.", 9) == 0 && strcmp(type->tp_name + 9, name) == 0)
-      return PyObject_GetAttrString(polyfills(), name);
-  return nullptr;
+  const char* name = polyfill_name(type);
+  return name ? PyObject_GetAttrString(polyfills(), name) : nullptr;
 }
 
 }  // namespace kiln::capture

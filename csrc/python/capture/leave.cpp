@@ -564,8 +564,8 @@ void Leaver::modes() {
     m.result.side_effects.push_back(std::move(e));
   };
   const auto flag = [](bool b) { return b ? Py_True : Py_False; };
-  const Modes now;
-  const Modes& before = m.modes_at_start;
+  const aten::Modes now;
+  const aten::Modes& before = m.modes_at_start;
   py::Ref cpu = py::Ref::steal(PyUnicode_InternFromString("cpu"));
   if (now.grad != before.grad) call("_set_grad_enabled", {flag(now.grad)});
   if (now.autocast != before.autocast) call("set_autocast_enabled", {cpu.get(), flag(now.autocast)});

@@ -1,8 +1,6 @@
 // The evaluator's loop, the root frame, and the attempts at a capture.
 #include "python/capture/machine.h"
 
-#include <ATen/autocast_mode.h>
-
 #include <array>
 
 #include "aten/fake.h"
@@ -28,7 +26,7 @@ const std::array<Handler, 256>& handlers() {
   return table;
 }
 
-/// Puts thread-wide torch state back as it was: a capture changes nothing.
+/// While alive, no finalizer runs in the middle of a capture.
 struct NoCollection {
   bool was = PyGC_Disable();
   ~NoCollection() {
@@ -36,13 +34,6 @@ struct NoCollection {
   }
 };
 }  // namespace
-
-void Modes::restore() const {
-  at::GradMode::set_enabled(grad);
-  at::autocast::set_autocast_enabled(at::kCPU, autocast);
-  at::autocast::set_autocast_dtype(at::kCPU, autocast_dtype);
-  at::autocast::set_autocast_cache_enabled(autocast_cache);
-}
 
 Machine* machine() { return current; }
 
@@ -359,7 +350,7 @@ CaptureResult Machine::run() {
       PyTuple_SET_ITEM(kwnames.get(), i, Py_NewRef(PyTuple_GET_ITEM(code->co_localsplusnames, positional + i)));
   }
   NoCollection no_collection;
-  modes_at_start = Modes();
+  modes_at_start = aten::Modes();
   struct RestoreModes {
     Machine& m;
     ~RestoreModes() {

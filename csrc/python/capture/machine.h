@@ -1,6 +1,4 @@
 #pragma once
-#include <ATen/autocast_mode.h>
-
 #include <deque>
 #include <functional>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "aten/modes.h"
 #include "aten/trace.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
@@ -42,6 +41,7 @@ enum class Class : uint8_t {
   Type,
   Instance,  // everything else
 };
+inline bool is_container(Class c) { return c >= Class::Tuple && c <= Class::Deque; }
 
 /// An object that existed before the call, or its stand-in.
 struct Known {
@@ -63,15 +63,6 @@ struct Overlay {
   py::Ref object;
   std::vector<std::pair<py::Ref, py::Ref>> entries;
   py::Ref* find(PyObject* name);
-};
-
-/// PyTorch's modes that a captured part may change, as they are now.
-struct Modes {
-  bool grad = at::GradMode::is_enabled();
-  bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
-  at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  bool autocast_cache = at::autocast::is_autocast_cache_enabled();
-  void restore() const;
 };
 
 class Leaver;
@@ -191,6 +182,8 @@ class Machine {
   PyObject* after_c_call(PyObject* result);
   /// C code that iterates would advance an iterator that existed before the call: a graph break then, and true.
   bool refuses_iterator(PyObject* o);
+  /// The arguments of a call that C code makes; `iterators`: whether it takes from iterators among them.
+  bool refuses_arguments(PyObject* const* args, size_t nargsf, PyObject* kwnames, bool iterators);
   bool has_fake(PyObject* o, int depth = 0);
   PyObject* call_c(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
@@ -282,7 +275,7 @@ class Machine {
   };
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
-  Modes modes_at_start;
+  aten::Modes modes_at_start;
   int autocast_nesting = 0;  // autocast blocks that the captured part entered, less those it left
   struct Grad {
     bool looked = false;

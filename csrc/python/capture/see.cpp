@@ -286,6 +286,7 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
       guard(GK::SameObject, source, nullptr, 0, k->source);
     return k->stand_in.new_ref();
   }
+  if (is_container(c)) return make_shadow(o, c, source);
   switch (c) {
     case Class::Constant:
     case Class::Singleton:
@@ -293,15 +294,6 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
       return Py_NewRef(o);
     case Class::Tensor:
       return make_fake(o, source);
-    case Class::Tuple:
-    case Class::List:
-    case Class::Dict:
-    case Class::Set:
-    case Class::FrozenSet:
-    case Class::OrderedDict:
-    case Class::DefaultDict:
-    case Class::Deque:
-      return make_shadow(o, c, source);
     case Class::Instance:
       if (PyTypeObject* base = container_base(Py_TYPE(o))) return make_shadow(o, classify_type(base), source);
       break;

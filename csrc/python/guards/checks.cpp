@@ -148,29 +148,4 @@ bool same_constant(PyObject* a, PyObject* b) {
   return r.get() == Py_True;
 }
 
-bool may_overlap(PyObject* a, PyObject* b) {
-  const at::Tensor& x = THPVariable_Unpack(a);
-  const at::Tensor& y = THPVariable_Unpack(b);
-  if (!x.has_storage() || !y.has_storage()) return x.is_same(y);
-  const c10::StorageImpl* sx = x.storage().unsafeGetStorageImpl();
-  const c10::StorageImpl* sy = y.storage().unsafeGetStorageImpl();
-  if (x.numel() == 0 || y.numel() == 0) return false;
-  if (sx == sy) {
-    const auto extent = [](const at::Tensor& t) {
-      int64_t last = 0;
-      for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-      const int64_t start = t.storage_offset() * static_cast<int64_t>(t.element_size());
-      return std::pair(start, start + (last + 1) * static_cast<int64_t>(t.element_size()));
-    };
-    const auto [x0, x1] = extent(x);
-    const auto [y0, y1] = extent(y);
-    return x0 < y1 && y0 < x1;
-  }
-  // Two storages may still be one memory (from_numpy, from_dlpack of parts of one buffer).
-  const auto* px = static_cast<const char*>(sx->data());
-  const auto* py = static_cast<const char*>(sy->data());
-  if (!px || !py) return false;
-  return px < py + sy->nbytes() && py < px + sx->nbytes();
-}
-
 }  // namespace kiln::guards

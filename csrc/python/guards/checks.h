@@ -33,7 +33,5 @@ std::string explain_tensor(PyObject* o, const TensorFacts& facts);
 /// Guard kind Equals: same type and same value; floats bit for bit. Runs no Python code: objects of classes defined in
 /// Python are compared by identity.
 bool same_constant(PyObject* a, PyObject* b);
-/// True if the memory that the two tensors can reach overlaps, or might.
-bool may_overlap(PyObject* a, PyObject* b);
 
 }  // namespace kiln::guards

@@ -74,9 +74,6 @@ std::string Guard::text() const {
     case Kind::NotSame:
       t = s + " is not " + o;
       break;
-    case Kind::NoOverlap:
-      t = "no_overlap(" + s + ", " + o + ")";
-      break;
     case Kind::GlobalState:
       t = "global_state() == " + std::to_string(number);
       break;

@@ -22,7 +22,6 @@ struct Guard {
     Tensor,       // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
     SameObject,   // source and `other` are one object
     NotSame,      // source and `other` are two objects (both tensors that the graph treats as distinct)
-    NoOverlap,    // storages of tensor source and `other` do not overlap (one of them is written)
     GlobalState,  // grad mode, inference mode, autocast, default dtype, deterministic flags, function modes are
                   // `number` packed by pack_global_state()
   };

@@ -275,8 +275,6 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return value == other;
     case Guard::Kind::NotSame:
       return value != other;
-    case Guard::Kind::NoOverlap:
-      return !may_overlap(value, other);
     case Guard::Kind::GlobalState:
       return pack_global_state() == g.number;
   }

@@ -1,0 +1,200 @@
+"""Side effects and exceptions of Python code: each program leaves behind what it leaves in eager."""
+
+import pytest
+import torch
+
+import kiln
+from helpers import check
+from kiln.testing import assert_same
+
+X = torch.linspace(-2, 2.6, 12).reshape(3, 4)
+Y = torch.linspace(0.5, 3, 12).reshape(3, 4)
+SCALE = 2.0
+COUNTER = {"calls": 0}
+
+
+# --- side effects -----------------------------------------------------------------------------------------------------
+
+
+def test_writes_to_arguments_and_globals():
+    def f(x, log, table, box):
+        log.append(x * 2)
+        log[0] = x - 1
+        table["new"] = x + 1
+        table.pop("old")
+        box.value = x * 3
+        box.count += 1
+        COUNTER["calls"] += 1
+        return x + len(log)
+
+    class Box:
+        pass
+
+    def run(function):
+        COUNTER["calls"] = 0
+        box = Box()
+        box.count = 1
+        log, table = [1], {"old": 1, "kept": 2}
+        results = [function(X, log, table, box) for _ in range(2) if table.setdefault("old", 1)]
+        return results, log, table, vars(box), dict(COUNTER)
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_effects_keep_identity():
+    def f(x, log):
+        t = x * 2
+        log.append(t)
+        log.append(t)
+        return t
+
+    log = []
+    out = kiln.compile(f)(X, log)
+    assert log[0] is log[1] is out
+
+
+def test_argument_returned_is_the_argument():
+    def f(x, items):
+        return x, items, items[0]
+
+    items = [Y]
+    a, b, c = kiln.compile(f)(X, items)
+    assert a is X and b is items and c is Y
+
+
+def test_nonlocal_and_global_writes():
+    state = 0
+
+    def f(x):
+        nonlocal state
+        global SCALE
+        state += 1
+        SCALE = SCALE + 1
+        return x * SCALE + state
+
+    global SCALE
+    before = SCALE
+    try:
+        compiled = kiln.compile(f)
+        first = compiled(X)
+        assert state == 1 and SCALE == before + 1
+        assert_same(first, X * SCALE + 1)
+        second = compiled(X)
+        assert state == 2
+        assert_same(second, X * SCALE + 2)
+    finally:
+        SCALE = before
+
+
+def test_print_order_and_output(capsys):
+    def f(x):
+        print("before")
+        y = x + 1
+        print("after", y.shape)
+        return y * 2
+
+    f(X)
+    expected = capsys.readouterr().out
+    out = kiln.compile(f)(X)
+    assert capsys.readouterr().out == expected
+    assert_same(out, f(X))
+
+
+def test_iterator_argument_advances():
+    def f(x, it):
+        return x * next(it)
+
+    def run(function):
+        it = iter([2, 3, 4])
+        return [function(X, it) for _ in range(3)]
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_object_made_inside_and_kept_outside():
+    class Node:
+        def __init__(self, value, next=None):
+            self.value = value
+            self.next = next
+
+    def f(x, registry):
+        a = Node(x)
+        b = Node(x * 2, a)
+        a.next = b
+        registry["last"] = b
+        return b
+
+    registry = {}
+    out = kiln.compile(f)(X, registry)
+    assert registry["last"] is out and out.next.next is out
+    assert_same(out.next.value, X)
+
+
+# --- exceptions of the user's code -------------------------------------------------------------------------------------
+
+
+def raises_in_the_middle(x, log):
+    log.append(1)
+    y = x * 2
+    log.append(y)
+    if x.dim() == 2:
+        raise RuntimeError(f"no {x.dim()}d")
+    log.append(2)
+    return y
+
+
+def raises_from_torch(x, log):
+    log.append(x + 1)
+    return x @ torch.ones(7, 7)
+
+
+def raises_from_python(x, log):
+    log.append(x + 1)
+    return {"a": x}[x.shape[0]]
+
+
+def raises_custom(x, log):
+    class Special(Exception):
+        pass
+
+    log.append(x * 5)
+    try:
+        raise Special("inner")
+    except Special as error:
+        raise ValueError("outer") from error
+
+
+def raises_in_callee(x, log):
+    return [raises_in_the_middle(x, log)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [raises_in_the_middle, raises_from_torch, raises_from_python, raises_custom, raises_in_callee],
+    ids=lambda f: f.__name__,
+)
+def test_exception_leaves_what_eager_leaves(program):
+    check(program, X, [0])
+
+
+def test_exception_has_the_users_traceback():
+    import traceback
+
+    try:
+        kiln.compile(raises_in_callee)(X, [])
+    except RuntimeError as error:
+        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        assert names[-2:] == ["raises_in_callee", "raises_in_the_middle"]
+        assert error.__cause__ is None
+    else:
+        pytest.fail("nothing was raised")
+
+
+def test_calls_after_an_exception_work():
+    compiled = kiln.compile(raises_in_the_middle)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no 2d"):
+            compiled(X, [])
+    log = []
+    assert_same(compiled(X[0], log), X[0] * 2)
+    assert len(log) == 3
