@@ -172,12 +172,11 @@ BufferId Lowering::add_buffer(std::string name, const TensorMeta& meta, loops::B
 Tensor Lowering::new_buffer(const Node& n, uint32_t i) {
   TensorMeta meta = n.results.at(i);
   if (!meta.is_non_overlapping_and_dense()) meta.strides = graph::contiguous_strides(meta.sizes);
-  const bool escapes = escaping_.count({const_cast<Node*>(&n), i}) != 0;
   Tensor t;
   t.dtype = meta.dtype;
   t.sizes = meta.sizes;
   t.strides = meta.strides;
-  t.buffer = add_buffer(name_of(n, i), meta, escapes ? loops::BufferKind::Output : loops::BufferKind::Temp);
+  t.buffer = add_buffer(name_of(n, i), meta, escapes(n, i) ? loops::BufferKind::Output : loops::BufferKind::Temp);
   return t;
 }
 
@@ -269,7 +268,7 @@ Tensor Lowering::mapped(const Tensor& base, Sizes sizes, std::function<std::vect
       base.dtype, std::move(sizes), [base, map](Ops& ops, Index p) { return base.load(ops, map(p)); }, {base}, 0);
 }
 
-void Lowering::set(const Node& n, Tensor t, uint32_t i) {
+void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
   const graph::Value v{const_cast<Node*>(&n), i};
   KILN_CHECK(t.sizes == n.results.at(i).sizes,
              "lowering of " + n.op.name() + " gave other sizes than " + n.name + "'s");
@@ -278,8 +277,8 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i) {
     const auto u = uses_.find(v);
     const int consumers = u == uses_.end() ? 0 : u->second;
     const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->loads <= 1 && t.lazy->ops <= kCheapOps;
-    const bool escapes = escaping_.count(v) != 0;
-    if (escapes || (consumers > 1 && !cheap) || t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
+    if (escapes(n, i) || (consumers > 1 && !cheap && !recompute) || t.lazy->ops > kMaxOps ||
+        t.lazy->loads > kMaxLoads) {
       Tensor to = new_buffer(n, i);
       store(t, to, name_of(n, i));
       t = std::move(to);
@@ -327,8 +326,12 @@ void Lowering::lower_extern(const Node& n) {
     call.inputs[v] = view_of(t);
     e.reads.push_back(t.buffer);
   };
-  for (const Arg& a : n.args) graph::for_each_value(a, add);
-  call.into = out_overload(n.op) || (options_.has_library_kernel && options_.has_library_kernel(n));
+  const bool own_kernel = options_.has_library_kernel && options_.has_library_kernel(n);
+  // A kernel of ours that draws masks looks at no element of the tensor whose shape they take.
+  static const graph::Op kBernoulli("aten::bernoulli.p");
+  if (!(own_kernel && n.op == kBernoulli))
+    for (const Arg& a : n.args) graph::for_each_value(a, add);
+  call.into = out_overload(n.op) || own_kernel;
   for (uint32_t i = 0; i < n.results.size(); ++i) {
     const TensorMeta& m = n.results[i];
     if (m.defined && (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype) ||

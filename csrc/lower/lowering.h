@@ -51,8 +51,11 @@ class Lowering {
   // -------------------------------------------------------------------------------------------------
   const Tensor& get(graph::Value v) const { return values_.at(v); }
   const Tensor& get(const Arg& a) const { return get(a.value()); }
-  /// The only result of the node being lowered, or its i-th.
-  void set(const Node& n, Tensor t, uint32_t i = 0);
+  /// The only result of the node being lowered, or its i-th. A lazy value that several nodes use is stored if it costs
+  /// more than a load, unless `recompute`.
+  void set(const Node& n, Tensor t, uint32_t i = 0, bool recompute = false);
+  /// Whether the memory of the node's i-th result is the caller's.
+  bool escapes(const Node& n, uint32_t i = 0) const { return escaping_.count({const_cast<Node*>(&n), i}) != 0; }
   bool is_used(const Node& n, uint32_t i) const { return uses_.count({const_cast<Node*>(&n), i}) != 0; }
 
   /// A lazy value over `sizes`; `inputs` are the tensors that fn loads, `ops` its own operations per point.

@@ -265,12 +265,40 @@ Tensor for_two_passes(Lowering& l, const Tensor& t, const Node& n) {
   return t.ops() > 6 ? l.in_memory(t, n.name + "_in") : t;
 }
 
-// Softmax of rows: (max, sum of exponentials) online, then a pass over the row.
-template <bool Log>
+enum class Softmax : uint8_t { Plain, Log, Safe };
+
+// The logarithm of the softmax of large rows that are in memory anyway, as of a language model's logits: only each
+// row's statistics are stored, and whoever uses an element subtracts them. Another tensor as large as the logits would
+// cost more in memory traffic than two subtractions.
+bool log_softmax_by_statistics(Lowering& l, const Node& n, const Tensor& t, DType compute) {
+  constexpr int64_t kLargeBytes = 1 << 20;
+  if (t.numel() * dtype_size(t.dtype) < kLargeBytes || t.loads() > 1 || t.ops() > 1 || l.escapes(n)) return false;
+  const Dims d = split_dims(t, {n.arg(1).to_int()}, false, false);
+  const Tensor max = l.new_temp(n.name + "_max", compute, d.kept), log = l.new_temp(n.name + "_log", compute, d.kept);
+  reduce(l, l.name_of(n), d, ReduceKind::OnlineSoftmax,
+         [&](Ops& o, const std::vector<Expr>& index, Index) {
+           return std::vector<Val>{cast_to(o, t.load(o, index), compute)};
+         },
+         {{max, [](Ops&, const std::vector<Val>& r) { return r[0]; }},
+          {log, [](Ops& o, const std::vector<Val>& r) { return o.Log(r[1]); }}});
+  const DType out = n.results[0].dtype;
+  const auto value = [=](Ops& o, Index p) {
+    std::vector<Expr> row;
+    for (int64_t dim : d.kept_dims) row.push_back(p[dim]);
+    return cast_to(o, o.Sub(o.Sub(cast_to(o, t.load(o, p), compute), max.load(o, row)), log.load(o, row)), out);
+  };
+  l.set(n, l.lazy(out, t.sizes, value, {t, max, log}, 2), 0, /*recompute=*/true);
+  return true;
+}
+
+// Softmax of rows: (max, sum of exponentials) online, then a pass over the row. The safe one is 0 where all of a row is
+// -inf.
+template <Softmax Kind>
 bool softmax(Lowering& l, const Node& n) {
   Tensor t = l.get(n.arg(0));
   const DType out = n.results[0].dtype, compute = compute_type(out);
   if (t.numel() == 0 || !is_floating(out) || t.dim() == 0) return false;
+  if (Kind == Softmax::Log && log_softmax_by_statistics(l, n, t, compute)) return true;
   t = for_two_passes(l, t, n);
   const Dims d = split_dims(t, {n.arg(1).to_int()}, false, true);
   const Tensor to = l.new_buffer(n);
@@ -285,7 +313,11 @@ bool softmax(Lowering& l, const Node& n) {
   inner = b.stage(d.reduced);
   EvalScope scope;
   const Val x = b.Sub(at(b), r[0]);
-  const Val y = Log ? b.Sub(x, b.Log(r[1])) : b.Div(b.Exp(x), r[1]);
+  Val y = Kind == Softmax::Log ? b.Sub(x, b.Log(r[1])) : b.Div(b.Exp(x), r[1]);
+  if (Kind == Softmax::Safe) {
+    const double lowest = -std::numeric_limits<double>::infinity();
+    y = b.where(b.Eq(r[0], b.constant(compute, lowest)), b.constant(compute, 0), y);
+  }
   b.store(to.buffer, symbolic::linearize(join(d, b.outer(), inner), to.strides, to.offset), cast_to(b, y, out));
   l.add_nest(b.finish());
   l.set(n, to);
@@ -367,8 +399,9 @@ const RuleRow kRows[] = {
     {"aten::var", var_all<false, false>},
     {"aten::std", var_all<true, false>},
     {"aten::linalg_vector_norm", vector_norm},
-    {"aten::_softmax", softmax<false>},
-    {"aten::_log_softmax", softmax<true>},
+    {"aten::_softmax", softmax<Softmax::Plain>},
+    {"aten::_safe_softmax", softmax<Softmax::Safe>},
+    {"aten::_log_softmax", softmax<Softmax::Log>},
     {"aten::_softmax_backward_data", softmax_backward<false>},
     {"aten::_log_softmax_backward_data", softmax_backward<true>},
     {"aten::cumsum", cumulative<ReduceKind::Sum>},

@@ -11,6 +11,7 @@
 #include "runtime/frozen.h"
 #include "runtime/gemm/gemm.h"
 #include "runtime/parallel.h"
+#include "runtime/random/bernoulli.h"
 
 namespace kiln::runtime {
 namespace {
@@ -408,9 +409,37 @@ class AttentionBackwardStep final : public LibraryStep {
   AttentionTensors in_, results_;
 };
 
+// --- random numbers
+// ---------------------------------------------------------------------------------------------------
+
+/// aten::bernoulli.p into memory that is dense, in whose order ATen draws.
+class BernoulliStep final : public LibraryStep {
+ public:
+  BernoulliStep(const Node& node, Slot out, const Plan& plan)
+      : LibraryStep("bernoulli", {}, {out}),
+        out_(out),
+        dtype_(plan.slots[out].meta.dtype),
+        count_(plan.slots[out].meta.numel()),
+        p_(node.arg(1).to_double()) {}
+  void run(Frame& frame) const override { random::bernoulli(frame.ptrs[out_], dtype_, count_, p_); }
+
+ private:
+  Slot out_;
+  DType dtype_;
+  int64_t count_;
+  double p_;
+};
+
+bool serves_bernoulli(const Node& n, const TensorMeta& out) {
+  return n.arg(1).is_number() && n.arg(1).to_double() >= 0 && n.arg(1).to_double() <= 1 && n.arg(2).is_none() &&
+         out.device.type == graph::DeviceType::CPU && out.is_non_overlapping_and_dense() &&
+         random::serves_bernoulli(out.dtype);
+}
+
 /// What kernel serves a node, decided from metas alone.
 struct Choice {
-  enum class Kind { None, Product, Convolution, ConvolutionBackward, Attention, AttentionBackward } kind = Kind::None;
+  enum class Kind { None, Product, Convolution, ConvolutionBackward, Attention, AttentionBackward, Bernoulli };
+  Kind kind = Kind::None;
   std::optional<conv::Shape> conv = {};
   std::optional<attention::Shape> attention = {};
 };
@@ -448,6 +477,7 @@ Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
       if (!is_heads(result(i))) return {};
     return {Kind::AttentionBackward, {}, s};
   }
+  if (op == "aten::bernoulli.p" && serves_bernoulli(n, result(0))) return {Kind::Bernoulli};
   return {};
 }
 
@@ -499,6 +529,8 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
       return std::make_unique<AttentionBackwardStep>(
           *c.attention, std::vector{arg(0), arg(1), arg(2), arg(3), arg(4), arg(5), optional(8)},
           std::vector{results[0], results[1], results[2]}, plan);
+    case Kind::Bernoulli:
+      return std::make_unique<BernoulliStep>(n, results.at(0), plan);
   }
   return nullptr;
 }

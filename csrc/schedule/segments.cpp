@@ -9,6 +9,9 @@ namespace kiln::schedule {
 namespace {
 
 constexpr size_t kMostSegments = 512;
+// Kernels that fill more than this much of the arena stay near their readers: both the memory and the caches.
+constexpr int64_t kLargeBytes = 1 << 20;
+constexpr int kNearSteps = 16;
 
 /// What two kernels must have in common to be segments of one; empty if the kernel cannot be one.
 std::string segment_key(const Kernel& k, const std::vector<Buffer>& buffers) {
@@ -35,6 +38,15 @@ std::string segment_key(const Kernel& k, const std::vector<Buffer>& buffers) {
   anonymous.name.clear();
   std::fill(anonymous.extents.begin(), anonymous.extents.end(), 0);
   return head + loops::print(anonymous, named);
+}
+
+/// Bytes of the arena that a kernel writes. A segment is computed when the first one is, so they are held for longer.
+int64_t arena_bytes(const Kernel& k, const std::vector<Buffer>& buffers) {
+  int64_t bytes = 0;
+  for (const KernelArg& a : k.args)
+    if (a.written && buffers[a.buffer].kind == loops::BufferKind::Temp)
+      bytes += buffers[a.buffer].numel * dtype_size(buffers[a.buffer].dtype);
+  return bytes;
 }
 
 struct StepTouches {
@@ -112,6 +124,7 @@ void join_segments(Plan& plan) {
         Kernel& head = plan.kernels[plan.steps[h].index];
         if (head.segments.size() >= kMostSegments || reaches(h, s) || reaches(s, h)) continue;
         Kernel& one = plan.kernels[plan.steps[s].index];
+        if (s - h > kNearSteps && arena_bytes(one, plan.buffers) > kLargeBytes) continue;
         if (head.segments.empty()) head.segments.push_back(head.nest.outer_size());
         head.segments.push_back(one.nest.outer_size());
         head.args.insert(head.args.end(), one.args.begin(), one.args.end());

@@ -1,12 +1,15 @@
 """Ops below the joint graph: PyTorch's own samples of each op, recorded as ATen graphs, compiled, and compared with eager."""
 
 import random
+import re
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
 import graph_text
+import kiln
 from kiln import _C
 
 # Ops whose ATen calls have rules in csrc/decompose or csrc/lower, a few samples each.
@@ -238,3 +241,53 @@ def test_calls_without_codegen_agree():
         _C.set_option("codegen", True)
     assert "call aten::exp" in run.describe()
     assert torch.equal(run(inputs)[0], outs[0])
+
+
+LARGE_ROWS = {
+    "loss": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % 7),
+    "returned": lambda x: F.log_softmax(x, -1),
+    "two_users": lambda x: F.log_softmax(x * 2, -1).exp().sum() + F.log_softmax(x, -1).amax(-1).sum(),
+    "other_dim": lambda x: F.log_softmax(x, 0)[3] * 2,
+    "half": lambda x: F.cross_entropy(x.bfloat16().float() * 1.5, torch.arange(x.shape[0]) % 7, label_smoothing=0.1),
+}
+
+
+@pytest.mark.parametrize("name", list(LARGE_ROWS))
+def test_log_softmax_of_large_rows(name):
+    # 2 MiB: kept as the rows' statistics.
+    x = torch.randn(16, 32768)
+    f, g = LARGE_ROWS[name], kiln.compile(LARGE_ROWS[name], fullgraph=True)
+    results = []
+    for run in (f, g):
+        y = x.clone().requires_grad_()
+        out = run(y)
+        (out * 1.5).sum().backward()
+        results.append((out.detach(), y.grad))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_safe_softmax_of_rows_without_a_number():
+    x = torch.randn(3, 4, 9)
+    x[1, 2] = float("-inf")
+    x[0, 0, 3] = float("-inf")
+    x[2, 1, 0] = float("nan")
+    for dtype in (torch.float32, torch.bfloat16):
+        f = lambda x: torch.ops.aten._safe_softmax(x * 2, -1)  # noqa: E731
+        torch.testing.assert_close(kiln.compile(f)(x.to(dtype)), f(x.to(dtype)), equal_nan=True)
+
+
+def test_large_fills_stay_near_their_readers():
+    # Two fills of one shape of kernel, the second used at the end only: done at the start, it would lie in memory beside
+    # everything between.
+    def f(x, w, index):
+        a = torch.zeros(64, 64).index_add(0, index % 64, x[:, :64])
+        y = x
+        for _ in range(12):
+            y = torch.relu(y @ w) + a.sum()
+        return torch.zeros(4096, 512).index_add(0, index, y) @ w[:, :8]
+
+    x, w = torch.randn(4096, 512), torch.randn(512, 512) / 22
+    index = torch.randint(0, 4096, (4096,))
+    run = _C._compile_graph_text(graph_text.record(f, x, w, index)[0])
+    arena = int(re.search(r"arena (\d+) bytes", run.describe())[1])
+    assert arena <= 2 * x.numel() * 4 + (1 << 20)

@@ -658,3 +658,21 @@ def test_scatter_into_one_element_and_back():
         return torch.index_reduce(x, 0, index, source, "mean", include_self=True)
 
     check(f, torch.tensor([1.5], requires_grad=True), torch.tensor([0]), torch.tensor([2.5], requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_masks_are_drawn_as_eager_draws_them(dtype):
+    # Sizes that leave the generator's block of 624 numbers in the middle, at its end, and many blocks later.
+    def f(*tensors):
+        return [F.dropout(t, p) for t, p in zip(tensors, (0.1, 0.5, 0.25, 0.0, 1.0))], torch.rand(3)
+
+    tensors = [torch.ones(n, dtype=dtype) for n in (7, 312, 50_001, 5, 9)]
+    compiled = kiln.compile(f, fullgraph=True)
+    for seed in range(3):
+        results, states = [], []
+        for run in (f, compiled):
+            torch.manual_seed(seed)
+            results.append((run(*tensors), run(*tensors)))
+            states.append(torch.get_rng_state())
+        assert_same(results[1], results[0])
+        assert torch.equal(states[0], states[1])

@@ -24,6 +24,17 @@ void zero_product(int64_t m, int64_t n, float* c, int64_t ldc, const Epilogue& e
       c[i * ldc + j] = (e.accumulate ? c[i * ldc + j] : 0.0f) + (e.bias ? e.bias[j] : 0.0f);
 }
 
+/// Packs rows [i0, i1) of A into tiles of mr rows, k-major.
+void pack_rows(Matrix a, int64_t i0, int64_t i1, int64_t k, float* to) {
+  const int64_t mr = tile().mr;
+  for (int64_t i = i0; i < i1; i += mr, to += mr * k)
+    pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, i1 - i), k, mr, to);
+}
+void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& parallel) {
+  const int64_t mr = tile().mr;
+  parallel(ceil_div(m, mr), [&](int64_t t) { pack_rows(a, t * mr, std::min(m, (t + 1) * mr), k, to + t * mr * k); });
+}
+
 /// Rows of A of one task: a multiple of mr whose block of A fits beside a panel of B in the second-level cache.
 int64_t rows_per_task(int64_t m, int64_t depth, int64_t mr, int threads) {
   const int64_t fitting = std::max<int64_t>(1, 128 * 1024 / depth / mr) * mr;
@@ -204,11 +215,7 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
   // Otherwise pack A into panels of mr rows, k-major.
   const Cut cut(m, depths, layout, threads);
   const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
-  const auto pack_a = [&](int64_t i, float* to) {
-    pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, m - i), k, mr, to);
-  };
-  if (cut.column_tasks > 1)
-    parallel(ceil_div(m, mr), [&](int64_t panel) { pack_a(panel * mr, workspace + panel * mr * k); });
+  if (cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
   parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
     const int64_t i0 = cut.first_row(task), i1 = std::min(m, i0 + cut.rows), panel0 = cut.first_panel(task);
     const float* packed_a = workspace + i0 * k;
@@ -216,7 +223,7 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
       thread_local std::vector<float> own;
       if (static_cast<int64_t>(own.size()) < round_up(i1 - i0, mr) * k) own.resize(round_up(i1 - i0, mr) * k);
       packed_a = own.data();
-      for (int64_t i = i0; i < i1; i += mr) pack_a(i, own.data() + (i - i0) * k);
+      pack_rows(a, i0, i1, k, own.data());
     }
     for (const Depths::Block& block : depths.blocks) {
       const float* rows[kMaxTileRows];
@@ -238,10 +245,7 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
   const PackedB layout(n);
   const int64_t mr = tile().mr;
   const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
-  if (a.col != 1)
-    parallel(ceil_div(m, mr), [&](int64_t t) {
-      pack_panel(a.data + t * mr * a.row, a.row, a.col, std::min(mr, m - t * mr), k, mr, packed_a + t * mr * k);
-    });
+  if (a.col != 1) pack_all_rows(a, m, k, packed_a, parallel);
   parallel(layout.panels(), [&](int64_t panel) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, n - j);
     alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];

@@ -18,8 +18,8 @@ constexpr Tile kTile512{8, 48};  // 24 accumulators, 3 of B, 1 broadcast: 28 of 
 constexpr Tile kTile256{6, 16};  // 12 accumulators, 2 of B, 1 broadcast: 15 of 16 registers
 
 // R rows by V vectors of columns; both are template parameters so that every accumulator is a register. Four steps
-// are unrolled and nothing is prefetched: where a neighbour on the core's other hardware thread takes issue slots, each
-// instruction that multiplies nothing costs; measured 1.3 times faster there than a plain loop, and as fast alone.
+// are unrolled and no operand is prefetched: where a neighbour on the core's other hardware thread takes issue slots,
+// each instruction that multiplies nothing costs; measured 1.3 times faster there than a plain loop, and as fast alone.
 template <int R, int V>
 KILN_AVX512 inline __attribute__((always_inline)) void step512(const float* const (&a)[R], int64_t at, const float* b,
                                                                __m512 (&acc)[R][V]) {
