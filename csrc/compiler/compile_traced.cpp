@@ -22,7 +22,9 @@ void pass(const char* name, graph::Graph& g, const std::function<bool()>& body) 
 /// Whether the traced graph can be replayed on real tensors.
 bool replayable(const graph::Graph& traced) {
   for (const auto& n : traced.nodes())
-    if (n->kind == graph::NodeKind::Call && n->op.name().rfind("kiln::", 0) == 0) return false;
+    if (n->kind == graph::NodeKind::Call && n->op.name().starts_with("kiln::") &&
+        !n->op.name().starts_with("kiln::custom_function"))
+      return false;
   return true;
 }
 
@@ -101,8 +103,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph& tr
   }
   joint::Program eager;
   if (joint.has_backward() && replayable(traced)) {
-    std::shared_ptr<graph::Graph> kept = traced.clone();
-    eager = [kept](const std::vector<at::Tensor>& inputs) { return joint::replay(*kept)(inputs); };
+    eager = joint::replay(std::shared_ptr<const graph::Graph>(traced.clone()));
   }
   return compile_joint(std::move(joint), std::move(compiler), joint::PartitionMode::MinCut, std::move(eager));
 }

@@ -70,11 +70,17 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///   kiln::autograd_grad(Tensor[] outputs, Tensor?[] grad_outputs, Tensor[] inputs, bool retain_graph, bool
 ///   create_graph,
 ///                       bool allow_unused) -> Tensor[]   as torch.autograd.grad
+///   kiln::custom_function(Tensor[] inputs, Tensor[] outputs) -> Tensor[]
+///     makes `outputs`, which have no history, those of a torch.autograd.Function of `inputs`. The nodes up to
+///     kiln::custom_function_end(Tensor?[] grads), one per input, are its backward, and run when autograd calls it with
+///     the gradients of `outputs`, which are the results
 ///   kiln::grad(Tensor t) -> Tensor                       t.grad, which must be defined at that point
 ///   kiln::set_grad(Tensor t, Tensor? grad)               t.grad = grad; also how a .grad that is there on entry is
 ///   known kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside kiln::tensor_constant(numbers,
 ///   sizes, dtype) -> Tensor
 /// `traced` must live as long as the program.
 Program replay(const graph::Graph& traced);
+/// The same, where results may be differentiated after the program is gone.
+Program replay(std::shared_ptr<const graph::Graph> traced);
 
 }  // namespace kiln::joint

@@ -1,5 +1,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include "aten/convert.h"
 #include "aten/modes.h"
@@ -45,19 +47,17 @@ class AutocastStates {
 
 class Replay {
  public:
-  explicit Replay(const graph::Graph& g) : graph_(g) {}
+  Replay(const graph::Graph& g, std::shared_ptr<const graph::Graph> keep) : graph_(g), keep_(std::move(keep)) {}
+  void define(Value v, at::Tensor t) { env_[v] = std::move(t); }
+  at::Tensor get(const Arg& a) const { return or_undefined(env_, a); }
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
     KILN_CHECK(inputs.size() == graph_.inputs().size(), "the traced graph takes another number of inputs");
     for (size_t i = 0; i < inputs.size(); ++i) env_[graph_.inputs()[i]->out()] = inputs[i];
-    const AutocastStates autocast;
-    for (const auto& node : graph_.nodes()) {
-      if (node->kind == graph::NodeKind::Placeholder) continue;
-      autocast.set(*node);
-      TraceState::note_origin(*node);
-      at::AutoGradMode grad_mode(node->grad_enabled);
-      step(*node);
-    }
+    std::vector<Node*> nodes;
+    for (const auto& node : graph_.nodes())
+      if (node->kind != graph::NodeKind::Placeholder) nodes.push_back(node.get());
+    run_nodes(nodes);
     std::vector<at::Tensor> outputs;
     for (const Arg& a : graph_.outputs()) {
       KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
@@ -66,7 +66,25 @@ class Replay {
     return outputs;
   }
 
+  /// Runs the nodes, in their grad mode where that is allowed at all.
+  void run_nodes(const std::vector<Node*>& nodes, bool differentiable = true) {
+    static const graph::Op kCustomFunction("kiln::custom_function");
+    const AutocastStates autocast;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      autocast.set(*nodes[i]);
+      TraceState::note_origin(*nodes[i]);
+      at::AutoGradMode grad_mode(nodes[i]->grad_enabled && differentiable);
+      if (nodes[i]->op == kCustomFunction)
+        i = custom_function(nodes, i);
+      else
+        step(*nodes[i]);
+    }
+  }
+
  private:
+  /// Gives the outputs of the function that begins at nodes[begin] their history; returns the index of its end.
+  size_t custom_function(const std::vector<Node*>& nodes, size_t begin);
+
   variable_list list(const Arg& a) {
     variable_list out;
     if (a.is_none()) return out;
@@ -154,13 +172,82 @@ class Replay {
   }
 
   const graph::Graph& graph_;
+  std::shared_ptr<const graph::Graph> keep_;  // graph_, if backwards may outlive its owner
   std::unordered_map<Value, at::Tensor> env_;
 };
+
+/// grad_fn of a custom function's outputs: runs the nodes that its backward was captured as.
+class CustomFunction : public torch::autograd::Node {
+ public:
+  CustomFunction(const graph::Graph& g, std::shared_ptr<const graph::Graph> keep, const graph::Node& begin,
+                 std::vector<graph::Node*> body, const graph::Node& end)
+      : graph_(g), keep_(std::move(keep)), begin_(begin), end_(end), body_(std::move(body)) {}
+  std::string name() const override { return "CustomFunction"; }
+
+  /// Keeps what the backward uses of `env`; the outputs have this grad_fn already.
+  void save(const std::unordered_map<Value, at::Tensor>& env) {
+    std::unordered_set<const graph::Node*> own{&begin_};
+    std::unordered_set<Value> outputs, seen;
+    graph::for_each_value(begin_.arg(1), [&](Value v) { outputs.insert(v); });
+    const auto use = [&](Value v) {
+      if (!v || own.count(v.node) || !seen.insert(v).second) return;
+      saved_.emplace_back(v, torch::autograd::SavedVariable(or_undefined(env, v), outputs.count(v) > 0));
+    };
+    for (const graph::Node* n : body_) {
+      for (const Arg& a : n->args) graph::for_each_value(a, use);
+      own.insert(n);
+    }
+    graph::for_each_value(end_.arg(0), use);
+  }
+
+  void release_variables() override {
+    for (auto& [value, variable] : saved_) variable.reset_data();
+  }
+
+ protected:
+  variable_list apply(variable_list&& grads) override {
+    const auto self = getptr();
+    Replay backward(graph_, keep_);
+    for (uint32_t i = 0; i < grads.size(); ++i)
+      backward.define({const_cast<graph::Node*>(&begin_), i},
+                      grads[i].defined() ? grads[i] : input_metadata(i).zeros_like());
+    for (const auto& [value, variable] : saved_) backward.define(value, variable.unpack(self));
+    backward.run_nodes(body_, at::GradMode::is_enabled());
+    variable_list out;
+    for (const Arg& a : end_.arg(0).list()) out.push_back(backward.get(a));
+    return out;
+  }
+
+ private:
+  const graph::Graph& graph_;
+  std::shared_ptr<const graph::Graph> keep_;
+  const graph::Node &begin_, &end_;
+  std::vector<graph::Node*> body_;
+  std::vector<std::pair<Value, torch::autograd::SavedVariable>> saved_;
+};
+
+size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
+  static const graph::Op kEnd("kiln::custom_function_end");
+  size_t end = begin + 1;
+  while (end < nodes.size() && nodes[end]->op != kEnd) ++end;
+  KILN_CHECK(end < nodes.size(), "a custom function has no end");
+  const variable_list inputs = list(nodes[begin]->arg(0));
+  auto function = c10::make_intrusive<CustomFunction>(
+      graph_, keep_, *nodes[begin], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end), *nodes[end]);
+  function->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  for (at::Tensor& t : list(nodes[begin]->arg(1))) torch::autograd::set_history(t, function);
+  function->save(env_);
+  return end;
+}
 
 }  // namespace
 
 Program replay(const graph::Graph& traced) {
-  return [&traced](const std::vector<at::Tensor>& inputs) { return Replay(traced).run(inputs); };
+  return [&traced](const std::vector<at::Tensor>& inputs) { return Replay(traced, nullptr).run(inputs); };
+}
+
+Program replay(std::shared_ptr<const graph::Graph> traced) {
+  return [traced](const std::vector<at::Tensor>& inputs) { return Replay(*traced, traced).run(inputs); };
 }
 
 }  // namespace kiln::joint

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import linecache
 import re
+import weakref
 
 import torch
+
+from kiln import _C
 
 
 def rebuild(function, args, state=None):
@@ -51,6 +54,100 @@ def attrgetter(name, *names):
 def methodcaller(name, /, *args, **kwargs):
     """operator.methodcaller, in Python."""
     return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
+class FunctionContext:
+    """The `ctx` that a captured torch.autograd.Function gets: the members of PyTorch's own."""
+
+    def __init__(self, needs_input_grad):
+        self.needs_input_grad = needs_input_grad
+        self._kiln_saved = ()
+        self._kiln_plain = ()
+        self._kiln_refused = ""
+
+    @property
+    def saved_tensors(self):
+        return self._kiln_saved
+
+    def save_for_backward(self, *tensors):
+        self._kiln_saved = tensors
+
+    def save_for_forward(self, *tensors):
+        pass
+
+    def mark_non_differentiable(self, *tensors):
+        self._kiln_plain = tensors
+
+    def mark_dirty(self, *tensors):
+        self._kiln_refused = "it changes its inputs in place (mark_dirty)"
+
+    def set_materialize_grads(self, value):
+        if not value:
+            self._kiln_refused = "its backward gets None for gradients that are zero (set_materialize_grads)"
+
+
+_targets = weakref.WeakKeyDictionary()
+
+
+def custom_function_target(cls):
+    """What a torch-level graph calls for cls.apply: a function with a name that torch.fx can print."""
+    if cls not in _targets:
+
+        def apply(*args):
+            return cls.apply(*args)
+
+        apply.__name__ = apply.__qualname__ = cls.__name__ + "_apply"
+        apply.__module__ = cls.__module__
+        _targets[cls] = apply
+    return _targets[cls]
+
+
+def custom_function(cls, args, differentiated):
+    """torch.autograd.Function.apply as captured code runs it: forward, then, if its result may be `differentiated`, backward
+    for gradients that stand for those to come."""
+    split = cls.setup_context is not torch.autograd.Function.setup_context
+    if split and cls.forward.__defaults__:
+        return NotImplemented
+    context = FunctionContext(tuple([isinstance(a, torch.Tensor) and a.requires_grad for a in args]))
+    with torch.no_grad():
+        if split:
+            result = cls.forward(*args)
+            cls.setup_context(context, args, result)
+        else:
+            result = cls.forward(context, *args)
+    outputs = result if isinstance(result, tuple) else (result,)
+    for output in outputs:
+        for a in args:
+            if output is a and a is not None:
+                _C._custom_function("refuse", "its forward returns an input")
+    if context._kiln_refused:
+        _C._custom_function("refuse", context._kiln_refused)
+    if not differentiated:
+        return result
+
+    differentiable = []
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            _C._custom_function("refuse", "its forward returns other things than tensors")
+        plain = not (output.is_floating_point() or output.is_complex())
+        for other in context._kiln_plain:
+            plain = plain or other is output
+        differentiable.append(not plain)
+    inputs = tuple([a for a, needed in zip(args, context.needs_input_grad) if needed])
+    grads = iter(_C._custom_function("begin", inputs, tuple([o for o, yes in zip(outputs, differentiable) if yes])))
+    # In grad mode, as with create_graph=True; autograd sets the mode anew when the backward runs.
+    try:
+        with torch.enable_grad():
+            grads = [next(grads) if yes else torch.zeros_like(o) for o, yes in zip(outputs, differentiable)]
+            backward = cls.backward if cls.backward is not torch.autograd.Function.backward else cls.vjp
+            found = backward(context, *grads)
+    except Exception:  # it is raised when, and if, the backward runs
+        _C._custom_function("refuse", "its backward raises an exception")
+    found = found if isinstance(found, tuple) else (found,)
+    if len(found) < len(args) or found[len(args) :] != (None,) * (len(found) - len(args)):
+        _C._custom_function("refuse", "its backward returns another number of gradients than its forward has inputs")
+    _C._custom_function("end", tuple([g for g, needed in zip(found, context.needs_input_grad) if needed]))
+    return result
 
 
 def _single_tensor_adam(

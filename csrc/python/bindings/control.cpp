@@ -1,4 +1,5 @@
 // What users tell capture about single functions.
+#include "base/error.h"
 #include "python/bindings/bindings.h"
 #include "python/capture/user_rules.h"
 
@@ -14,6 +15,9 @@ void set_rule(const pybind11::object& callable, capture::UserRule rule) {
 KILN_BINDINGS(control) {
   // A C function that capture does not know: a graph break by itself.
   m.def("graph_break", [] {}, "Ends the graph here when captured; does nothing otherwise.");
+  m.def("_custom_function", [](const std::string&, const pybind11::args&) {
+    throw UserError("a step of a captured torch.autograd.Function outside of a capture");
+  });
   m.def("allow_in_graph", [](const pybind11::object& f) { set_rule(f, capture::UserRule::AllowInGraph); });
   m.def("disallow_in_graph", [](const pybind11::object& f) { set_rule(f, capture::UserRule::Disallow); });
   m.def("assume_constant_result", [](const pybind11::object& f) { set_rule(f, capture::UserRule::ConstantResult); });

@@ -388,6 +388,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
     case Policy::RequiresGrad:
       return call_requires_grad(callable, args, nargsf, kwnames);
+    case Policy::CustomFunction:
+      return custom_function_step(args, n);
     case Policy::RunBackward:
       return call_run_backward(callable, args, nargsf, kwnames);
     case Policy::Break:
@@ -458,6 +460,8 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
       return Py_NewRef(Py_False);
     case Policy::Polyfill:
       return call_polyfill(frame, handled);
+    case Policy::CustomFunction:
+      return call_custom_function(frame, handled);
     case Policy::Defer:
       return defer_call(frame);
     case Policy::Paused: {

@@ -33,6 +33,7 @@ enum class Policy : unsigned char {
   ObjectGetAttr,
   RequiresGrad,
   RunBackward,
+  CustomFunction,
   Polyfill,
   Defer,
   Break,

@@ -1,4 +1,6 @@
 #pragma once
+#include <torch/csrc/autograd/function.h>
+
 #include <deque>
 #include <functional>
 #include <memory>
@@ -200,6 +202,15 @@ class Machine {
   enum class PeerCode : uint8_t { None, Wrapper, Marker, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
+
+  // --- torch.autograd.Function: custom_function.cpp ---
+  /// A call of Function.apply.
+  PyObject* call_custom_function(py311::Frame* frame, bool* handled);
+  /// What kiln._polyfills.custom_function asks for: ("begin", inputs, outputs) gives the gradients of the outputs,
+  /// ("end", gradients of the inputs), ("refuse", why).
+  PyObject* custom_function_step(PyObject* const* args, size_t n);
+  PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs);
+  PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);
   /// A function under functools.lru_cache.
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
@@ -276,6 +287,18 @@ class Machine {
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
+  /// The custom function whose backward is being interpreted.
+  struct CustomFunction {
+    c10::intrusive_ptr<torch::autograd::Node> node;
+    graph::Node* begin = nullptr;
+    size_t num_knowns = 0;
+    std::vector<const void*> effects;  // at its beginning
+  };
+  CustomFunction custom_function;
+  /// What the program has changed so far, of what existed before it: equal lists say that nothing was added.
+  std::vector<const void*> effects_now(size_t num_knowns);
+  static std::vector<const void*> contents_now(const Known& k);
+  bool has_effects_since(const CustomFunction& f);
   int autocast_nesting = 0;  // autocast blocks that the captured part entered, less those it left
   struct Grad {
     bool looked = false;

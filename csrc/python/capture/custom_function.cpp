@@ -1,0 +1,219 @@
+// torch.autograd.Function: its forward is interpreted where it is called; its backward right after it, for gradients
+// that are stand-ins, so that both are part of the graph. kiln::custom_function (joint.h) tells the joint trace which
+// nodes are the backward's, and autograd there runs them when their gradients are there.
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "aten/schema.h"
+#include "python/capture/callables.h"
+#include "python/capture/machine.h"
+#include "python/cpython/tensor.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+namespace {
+
+using torch::autograd::variable_list;
+
+/// grad_fn of what a custom function returned, on fakes: its gradients have metadata and nothing else.
+struct FakeCustomFunction : torch::autograd::Node {
+  std::string name() const override { return "CustomFunction"; }
+  std::vector<graph::TensorMeta> grads;  // undefined where there is none
+  variable_list apply(variable_list&&) override {
+    variable_list out;
+    for (const graph::TensorMeta& m : grads) out.push_back(m.defined ? aten::make_fake(m) : at::Tensor());
+    return out;
+  }
+};
+
+bool tensors_in(PyObject* tuple, std::vector<at::Tensor>* out) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    PyObject* o = PyTuple_GET_ITEM(tuple, i);
+    if (o != Py_None && !py::is_tensor(o)) return false;
+    out->push_back(o == Py_None ? at::Tensor() : THPVariable_Unpack(o));
+  }
+  return true;
+}
+
+graph::Arg values_of(aten::Trace& trace, const std::vector<at::Tensor>& tensors) {
+  graph::Arg::List list;
+  for (const at::Tensor& t : tensors) list.push_back(t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg());
+  return graph::Arg(std::move(list));
+}
+
+/// Why a node may not be part of a backward; nullptr if it may.
+const char* refusal(const graph::Node& n, const std::unordered_set<const graph::Node*>& region) {
+  if (n.op.name().starts_with("kiln::") && n.op.name() != "kiln::tensor_constant") return "uses autograd itself";
+  const aten::OpInfo* op = aten::find_op(n.op);
+  if (!op) return nullptr;
+  const auto& arguments = op->schema().arguments();
+  bool foreign = false;
+  for (size_t i = 0; i < arguments.size() && i < n.args.size(); ++i)
+    if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite())
+      graph::for_each_value(n.args[i], [&](graph::Value v) { foreign |= v && !region.count(v.node); });
+  return foreign ? "changes a tensor in place that it did not make" : nullptr;
+}
+
+}  // namespace
+
+PyObject* Machine::call_custom_function(py311::Frame* frame, bool* handled) {
+  static PyObject* polyfill = PyObject_GetAttrString(polyfills(), "custom_function");
+  static PyObject* target_of = PyUnicode_InternFromString("custom_function_target");
+  PyObject *cls = frame->localsplus[0], *args = frame->localsplus[1], *kwargs = frame->localsplus[2];
+  if (!polyfill || !cls || !PyType_Check(cls) || !PyTuple_Check(args) || !PyDict_Check(kwargs) ||
+      PyDict_GET_SIZE(kwargs) > 0) {
+    PyErr_Clear();
+    *handled = false;
+    return nullptr;
+  }
+  bool wanted = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args) && at::GradMode::is_enabled(); ++i)
+    wanted |= py::is_tensor(PyTuple_GET_ITEM(args, i)) && THPVariable_Unpack(PyTuple_GET_ITEM(args, i)).requires_grad();
+  py::Ref given = py::Ref::steal(PyTuple_Pack(3, cls, args, wanted ? Py_True : Py_False));
+  if (!given) return nullptr;
+  const auto run = [&] { return call_ex(polyfill, given.get(), nullptr); };
+  PyObject* r;
+  if (wanted) {
+    // One node at torch level: the call.
+    py::Ref target;
+    {
+      Paused paused_here(*this);
+      aten::RecordingPaused no_recording;
+      target = py::Ref::steal(PyObject_CallMethodOneArg(polyfills(), target_of, cls));
+    }
+    if (!target) return nullptr;
+    r = torch_call(target.get(), &PyTuple_GET_ITEM(args, 0), static_cast<size_t>(PyTuple_GET_SIZE(args)), nullptr, run);
+  } else {
+    r = run();
+  }
+  if (r != Py_NotImplemented) return r;
+  Py_DECREF(r);
+  *handled = false;
+  return nullptr;
+}
+
+PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
+  const std::string step = n > 0 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8(args[0]) : "";
+  if (step == "begin" && n == 3) return begin_custom_function(args[1], args[2]);
+  if (step == "end" && n == 2) return end_custom_function(args[1]);
+  return graph_break("custom-function",
+                     step == "refuse" && n == 2 ? PyUnicode_AsUTF8(args[1]) : "a custom function of an unknown kind");
+}
+
+PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
+  std::vector<at::Tensor> in, out;
+  if (!tensors_in(inputs, &in) || !tensors_in(outputs, &out)) return graph_break("custom-function", "not tensors");
+  for (const at::Tensor& t : out) {
+    const graph::Value v = trace.find(t);
+    if (!v || v.node->kind == graph::NodeKind::Placeholder || t.requires_grad() || t.is_view())
+      return graph_break("custom-function",
+                         "its forward returns a tensor that it did not make, or a view, which autograd treats apart");
+  }
+  const graph::Arg in_values = values_of(trace, in), out_values = values_of(trace, out);
+  auto node = c10::make_intrusive<FakeCustomFunction>();
+  std::vector<at::Tensor> grads;
+  {
+    aten::RecordingPaused no_recording;
+    node->set_next_edges(torch::autograd::collect_next_edges(in));
+    for (at::Tensor& t : out) {
+      graph::TensorMeta meta = aten::meta_of(t);
+      meta.requires_grad = false;
+      grads.push_back(aten::make_fake(meta));
+      torch::autograd::set_history(t, node);
+    }
+  }
+  graph::Node* begin =
+      trace.record(graph::Op("kiln::custom_function"), {in_values, out_values}, grads, "custom_function");
+  begin->returns_list = true;
+  custom_function = {node, begin, knowns.size(), effects_now(knowns.size())};
+  py::Ref result = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(grads.size())));
+  for (size_t i = 0; result && i < grads.size(); ++i) {
+    PyObject* o = THPVariable_Wrap(grads[i]);
+    if (!o) return nullptr;
+    PyTuple_SET_ITEM(result.get(), static_cast<Py_ssize_t>(i), o);
+  }
+  return result.release();
+}
+
+PyObject* Machine::end_custom_function(PyObject* grads) {
+  std::vector<at::Tensor> tensors;
+  if (!custom_function.node || !tensors_in(grads, &tensors))
+    return graph_break("custom-function", "its backward returns other things than tensors");
+  std::unordered_set<const graph::Node*> region;
+  bool inside = false;
+  for (const auto& node : trace.graph().nodes()) {
+    if (inside) {
+      region.insert(node.get());
+      if (const char* why = refusal(*node, region))
+        return graph_break("custom-function", std::string("its backward ") + why);
+    }
+    inside = inside || node.get() == custom_function.begin;
+  }
+  if (has_effects_since(custom_function)) return graph_break("custom-function", "its backward has side effects");
+  auto& fake = static_cast<FakeCustomFunction&>(*custom_function.node);
+  for (const at::Tensor& t : tensors) {
+    graph::TensorMeta meta;
+    meta.defined = t.defined();
+    if (t.defined()) meta = aten::meta_of(t);
+    meta.requires_grad = false;
+    fake.grads.push_back(std::move(meta));
+  }
+  trace.record(graph::Op("kiln::custom_function_end"), {values_of(trace, tensors)}, {});
+  custom_function = {};
+  Py_RETURN_NONE;
+}
+
+std::vector<const void*> Machine::contents_now(const Known& k) {
+  std::vector<const void*> out;
+  const auto dict_contents = [&](PyObject* dict) {
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(dict, &at, &key, &value)) out.insert(out.end(), {key, value});
+  };
+  PyObject* now = k.stand_in.get();
+  if (PyDict_Check(now)) {
+    dict_contents(now);
+  } else if (py::Ref items = py::Ref::steal(PySequence_List(now))) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) out.push_back(PyList_GET_ITEM(items.get(), i));
+  }
+  if (k.attributes)
+    if (py::Ref dict = py::Ref::steal(PyObject_GenericGetDict(now, nullptr))) dict_contents(dict.get());
+  PyErr_Clear();
+  return out;
+}
+
+std::vector<const void*> Machine::effects_now(size_t num_knowns) {
+  std::vector<const void*> out;
+  const auto overlaid = [&](const Overlay& o) {
+    for (const auto& [name, value] : o.entries) out.insert(out.end(), {name.get(), value.get()});
+  };
+  for (PyObject* o : overlay_order)
+    if (const auto it = overlays.find(o); it != overlays.end()) overlaid(it->second);
+  for (const auto& [dict, o] : globals_written) overlaid(o);
+  for (const py::Ref& cell : cells_order)
+    if (const auto it = cells_written.find(cell.get()); it != cells_written.end()) out.push_back(it->second.get());
+  out.push_back(reinterpret_cast<const void*>(deferred.size()));
+  for (size_t i = 0; i < num_knowns; ++i) {
+    if (knowns[i].kind != Known::Kind::Shadow) continue;
+    const std::vector<const void*> contents = contents_now(knowns[i]);
+    out.insert(out.end(), contents.begin(), contents.end());
+  }
+  return out;
+}
+
+bool Machine::has_effects_since(const CustomFunction& f) {
+  if (effects_now(f.num_knowns) != f.effects) return true;
+  // Containers that were first looked at since then.
+  for (size_t i = f.num_knowns; i < knowns.size(); ++i) {
+    const Known& k = knowns[i];
+    if (k.kind != Known::Kind::Shadow) continue;
+    std::vector<const void*> before;
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(k.snapshot.get()); ++j)
+      before.push_back(PyList_GET_ITEM(k.snapshot.get(), j));
+    if (k.attributes || contents_now(k) != before) return true;
+  }
+  return false;
+}
+
+}  // namespace kiln::capture

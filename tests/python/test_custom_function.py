@@ -1,0 +1,412 @@
+"""torch.autograd.Function in compiled code: outputs, gradients, errors and effects are eager's, and the usual ones are one graph."""
+
+import pytest
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+import kiln
+from kiln.testing import assert_same, difference
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x, scale=3.0):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return scale * x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * ctx.scale * g * x, None
+
+
+class Product(Function):
+    """Saves an output; has setup_context, an integer output, and looks at needs_input_grad."""
+
+    @staticmethod
+    def forward(a, b):
+        return a * b, a.exp(), (a > b).sum()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx, g, ge, gc):
+        a, b, e = ctx.saved_tensors
+        return g * b + ge * e, g * a if ctx.needs_input_grad[1] else None
+
+
+class StraightThrough(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.5, 0.5)
+
+
+class Plain(Function):
+    @staticmethod
+    def forward(ctx, x):
+        sign = x.sign()
+        ctx.mark_non_differentiable(sign)
+        ctx.save_for_backward(sign)
+        return x.abs(), sign
+
+    @staticmethod
+    def backward(ctx, g, gs):
+        return g * ctx.saved_tensors[0] + gs
+
+
+class Once(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+class Mixed(Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t(), x.t() @ g
+
+
+class Random(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + torch.rand_like(g)
+
+
+class Identity(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
+class View(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(3, 4) * 2
+
+
+class Dirty(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class NoZeros(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return (0 if a is None else a * 2) + (0 if b is None else b * 3)
+
+
+def relu_after(x, w):
+    return torch.relu(Square.apply(x @ w)) + Square.apply(x, 0.5)
+
+
+def unused_output(x, w):
+    product, exponential, count = Product.apply(x, w.t()[:3])
+    return product.sum() * count
+
+
+def both_outputs(x, w):
+    product, exponential, count = Product.apply(x, w[:3])
+    return product + exponential * 2
+
+
+def no_gradient_for_one(x, w):
+    return Product.apply(x, w[:3].detach())[0]
+
+
+def in_a_module(x, w):
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return Once.apply(StraightThrough.apply(x * 3))
+
+    return Layer()(x) @ w
+
+
+def non_differentiable(x, w):
+    a, sign = Plain.apply(x @ w)
+    return a * sign
+
+
+def under_autocast(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return Mixed.apply(x, w).float()
+
+
+def random(x, w):
+    return Random.apply(x @ w) * torch.rand(4)
+
+
+def scaled_by(weight):
+    class Scaled(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g @ weight
+
+    return Scaled
+
+
+Scaled = scaled_by(torch.arange(16.0).view(4, 4))
+
+
+def tensor_that_only_the_backward_reads(x, w):
+    return Scaled.apply(x @ w)
+
+
+ONE_GRAPH = [relu_after, unused_output, both_outputs, no_gradient_for_one, in_a_module, non_differentiable, under_autocast, random,
+             tensor_that_only_the_backward_reads]  # fmt: skip
+
+
+def returns_its_input(x, w):
+    return Identity.apply(x) @ w
+
+
+def returns_a_view(x, w):
+    return View.apply(x * 2)
+
+
+def changes_its_input(x, w):
+    return Dirty.apply(x * 1) @ w
+
+
+def gradients_that_are_none(x, w):
+    return NoZeros.apply(x @ w)[1]
+
+
+def by_keyword(x, w):
+    return Square.apply(x, scale=2.0)
+
+
+def run(f, seed, how):
+    torch.manual_seed(seed)
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    torch.manual_seed(seed)
+    try:
+        if how == "no_grad":
+            with torch.no_grad():
+                return f(x, w)
+        out = f(x, w)
+        (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+        return out.detach(), x.grad, w.grad, torch.rand(2)
+    except (RuntimeError, TypeError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("how", ["grad", "no_grad"])
+@pytest.mark.parametrize("program", ONE_GRAPH, ids=lambda f: f.__name__)
+def test_one_graph(program, how):
+    compiled = kiln.compile(program, fullgraph=True)
+    for seed in range(2):
+        assert not difference(run(compiled, seed, how), run(program, seed, how), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("how", ["grad", "no_grad"])
+@pytest.mark.parametrize(
+    "program",
+    [returns_its_input, returns_a_view, changes_its_input, gradients_that_are_none, by_keyword],
+    ids=lambda f: f.__name__,
+)
+def test_what_stays_eager(program, how):
+    compiled = kiln.compile(program)
+    for seed in range(2):
+        assert not difference(run(compiled, seed, how), run(program, seed, how), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("program", ONE_GRAPH, ids=lambda f: f.__name__)
+def test_in_a_whole_step(program):
+    def step(x, w):
+        w.grad = None
+        loss = program(x, w).pow(2).sum()
+        loss.backward()
+        with torch.no_grad():
+            w -= 0.01 * w.grad
+        return loss.detach()
+
+    results = []
+    for f in (step, kiln.compile(step, fullgraph=True)):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        if program is no_gradient_for_one:
+            w.grad = torch.zeros(4, 4)
+            with pytest.raises(Exception):  # noqa: B017, PT011  w has no gradient: eager's error
+                f(x, w)
+            continue
+        results.append(([f(x, w) for _ in range(3)], w.detach().clone(), w.grad, x.grad))
+    if results:
+        assert not difference(results[1], results[0], 1e-5, 1e-6)
+
+
+def test_effects_of_the_backward_happen_when_it_runs():
+    log = []
+
+    class Logged(Function):
+        @staticmethod
+        def forward(ctx, x):
+            log.append("forward")
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            log.append("backward")
+            return g * 2
+
+    compiled = kiln.compile(lambda x: Logged.apply(x).sum())
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        out = compiled(x)
+        assert log.pop() == "forward" and not log
+        out.backward()
+        assert log.pop() == "backward" and not log
+
+
+def test_errors_of_the_backward_come_when_it_runs():
+    class Broken(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            raise ValueError("no gradient today")
+
+    class Short(Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x * y
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    x = torch.ones(3, requires_grad=True)
+    out = kiln.compile(lambda x: Broken.apply(x) + 1)(x)
+    with pytest.raises(ValueError, match="no gradient today"):
+        out.sum().backward()
+    out = kiln.compile(lambda x: Short.apply(x, x) + 1)(x)
+    with pytest.raises(RuntimeError, match="incorrect number of gradients"):
+        out.sum().backward()
+
+
+def test_a_saved_tensor_that_changes_is_an_error():
+    def f(x):
+        y = x * 1
+        z = Square.apply(y)
+        y.add_(1)
+        return z.sum()
+
+    for g in (f, kiln.compile(f)):
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            g(x).backward()
+
+
+def test_second_derivatives():
+    def penalty(x, w):
+        return Square.apply(x @ w).sum() + Product.apply(x, w[:3])[0].sum()
+
+    results = []
+    for f in (penalty, kiln.compile(penalty, fullgraph=True)):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        (gx,) = torch.autograd.grad(f(x, w), x, create_graph=True)
+        del f
+        kiln.reset()
+        gx.pow(2).sum().backward()
+        results.append((gx.detach(), x.grad, w.grad))
+    assert not difference(results[1], results[0], 1e-5, 1e-6)
+
+    def in_the_graph(x, w):
+        (gx,) = torch.autograd.grad(penalty(x, w), x, create_graph=True)
+        return gx.pow(2).sum()
+
+    assert not difference(run(kiln.compile(in_the_graph, fullgraph=True), 0, ""), run(in_the_graph, 0, ""), 1e-5, 1e-6)
+
+
+def test_only_first_derivatives():
+    def f(x):
+        (g,) = torch.autograd.grad(Once.apply(x).sum(), x, create_graph=True)
+        return g.sum()
+
+    for g in (f, kiln.compile(f)):
+        with pytest.raises(RuntimeError):
+            g(torch.ones(3, requires_grad=True)).backward()
+
+
+def test_changed_class_is_seen():
+    class Times(Function):
+        factor = 2.0
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * Times.factor
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * Times.factor
+
+    compiled = kiln.compile(lambda x: Times.apply(x))
+    for factor in (2.0, 5.0):
+        Times.factor = factor
+        x = torch.ones(3, requires_grad=True)
+        out = compiled(x)
+        out.sum().backward()
+        assert_same((out.detach(), x.grad), (torch.full((3,), factor), torch.full((3,), factor)))
+
+
+def test_backends_see_one_call():
+    codes = []
+
+    def backend(gm, inputs):
+        codes.append(gm.code)
+        return gm.forward
+
+    compiled = kiln.compile(relu_after, backend=backend)
+    assert not difference(run(compiled, 0, "grad"), run(relu_after, 0, "grad"), 1e-5, 1e-6)
+    assert len(codes) == 1 and codes[0].count("Square_apply(") == 2 and "sigmoid" not in codes[0]
