@@ -50,7 +50,7 @@ bench: build  ## Measure the published figures against eager and torch.compile.
 
 wheel: setup  ## Build the wheel into dist/.
 	$(PY) -m pip wheel . --no-build-isolation --no-deps -w dist -q --disable-pip-version-check
-	@ls -l dist/*.whl
+	@$(PY) tools/check_wheel.py dist/*.whl
 
 docs: build  ## Write the reference pages that are made from the tables.
 	$(PY) tools/gen_docs.py

@@ -1,6 +1,8 @@
 """The package around the core: versions, options, backends' table, comparison helper."""
 
 import dataclasses
+import tomllib
+from pathlib import Path, PurePosixPath
 
 import pytest
 import torch
@@ -31,6 +33,14 @@ def test_import_under_another_torch_is_an_import_error(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.12.1")
     with pytest.raises(ImportError, match=r"pip install 'torch==2\.13\.\*'"):
         _check.check_versions()
+
+
+def test_the_wheel_keeps_the_libraries():
+    # A pattern that keeps a checkout's own libraries out keeps out those that were built for the wheel, too.
+    with open(Path(__file__).parents[2] / "pyproject.toml", "rb") as file:
+        patterns = tomllib.load(file)["tool"]["scikit-build"]["wheel"]["exclude"]
+    for name in ("kiln/_C.so", "kiln/libkiln.so"):
+        assert not [p for p in patterns if PurePosixPath(name).match(p)]
 
 
 def test_config_reads_writes_and_patches():
