@@ -106,7 +106,7 @@ def custom_function(cls, args, differentiated):
     """torch.autograd.Function.apply as captured code runs it: forward, then, if its result may be `differentiated`, backward
     for gradients that stand for those to come."""
     split = cls.setup_context is not torch.autograd.Function.setup_context
-    if split and cls.forward.__defaults__:
+    if split and getattr(cls.forward, "__defaults__", ()) is not None:  # apply fills them in
         return NotImplemented
     context = FunctionContext(tuple([isinstance(a, torch.Tensor) and a.requires_grad for a in args]))
     with torch.no_grad():
@@ -120,6 +120,8 @@ def custom_function(cls, args, differentiated):
         for a in args:
             if output is a and a is not None:
                 _C._custom_function("refuse", "its forward returns an input")
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            _C._custom_function("refuse", "its forward returns a tensor with a history")
     if context._kiln_refused:
         _C._custom_function("refuse", context._kiln_refused)
     if not differentiated:

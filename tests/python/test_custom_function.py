@@ -118,6 +118,27 @@ class View(Function):
         return g.view(3, 4) * 2
 
 
+class Detached(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * -2
+
+
+class Twice(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        return y, y.detach()
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a * 3 + b * 5
+
+
 class Dirty(Function):
     @staticmethod
     def forward(ctx, x):
@@ -212,6 +233,19 @@ def returns_a_view(x, w):
     return View.apply(x * 2)
 
 
+def returns_memory_of_its_input(x, w):
+    return Detached.apply(x)
+
+
+def returns_memory_of_another_tensor(x, w):
+    y = x @ w
+    return Detached.apply(y), y
+
+
+def returns_memory_twice(x, w):
+    return Twice.apply(x @ w)[1]
+
+
 def changes_its_input(x, w):
     return Dirty.apply(x * 1) @ w
 
@@ -233,6 +267,7 @@ def run(f, seed, how):
             with torch.no_grad():
                 return f(x, w)
         out = f(x, w)
+        out = out[0] * 3 + out[1] if isinstance(out, tuple) else out
         (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
         return out.detach(), x.grad, w.grad, torch.rand(2)
     except (RuntimeError, TypeError) as error:
@@ -250,7 +285,16 @@ def test_one_graph(program, how):
 @pytest.mark.parametrize("how", ["grad", "no_grad"])
 @pytest.mark.parametrize(
     "program",
-    [returns_its_input, returns_a_view, changes_its_input, gradients_that_are_none, by_keyword],
+    [
+        returns_its_input,
+        returns_a_view,
+        returns_memory_of_its_input,
+        returns_memory_of_another_tensor,
+        returns_memory_twice,
+        changes_its_input,
+        gradients_that_are_none,
+        by_keyword,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_what_stays_eager(program, how):
@@ -410,3 +454,45 @@ def test_backends_see_one_call():
     compiled = kiln.compile(relu_after, backend=backend)
     assert not difference(run(compiled, 0, "grad"), run(relu_after, 0, "grad"), 1e-5, 1e-6)
     assert len(codes) == 1 and codes[0].count("Square_apply(") == 2 and "sigmoid" not in codes[0]
+
+
+def test_forward_that_returns_a_parameter():
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    class Weight(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return weight
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    f = lambda x: Weight.apply(x) * 2  # noqa: E731
+    for requires_grad in (False, True):
+        x = torch.ones(3, requires_grad=requires_grad)
+        expected, actual = f(x), kiln.compile(f)(x)
+        assert_same(actual, expected)
+        assert actual.requires_grad == expected.requires_grad
+
+
+def test_defaults_with_setup_context():
+    class Power(Function):
+        @staticmethod
+        def forward(x, n=2):
+            return x**n
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+            ctx.n = inputs[1]
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.n * ctx.saved_tensors[0] ** (ctx.n - 1), None
+
+    f = lambda x: Power.apply(x).sum() + Power.apply(x, 3).sum()  # noqa: E731
+    for g in (f, kiln.compile(f)):
+        x = torch.full((3,), 2.0, requires_grad=True)
+        g(x).backward()
+        assert x.grad.tolist() == [16.0] * 3

@@ -106,9 +106,11 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
   if (!tensors_in(inputs, &in) || !tensors_in(outputs, &out)) return graph_break("custom-function", "not tensors");
   for (const at::Tensor& t : out) {
     const graph::Value v = trace.find(t);
-    if (!v || v.node->kind == graph::NodeKind::Placeholder || t.requires_grad() || t.is_view())
+    // What shares memory with another tensor is given back as a view of that one, which has another history.
+    const bool shared = t.is_view() || t.storage().use_count() > 1;
+    if (!v || v.node->kind == graph::NodeKind::Placeholder || t.requires_grad() || shared)
       return graph_break("custom-function",
-                         "its forward returns a tensor that it did not make, or a view, which autograd treats apart");
+                         "its forward returns a tensor that it did not make, or one that shares memory with another");
   }
   const graph::Arg in_values = values_of(trace, in), out_values = values_of(trace, out);
   auto node = c10::make_intrusive<FakeCustomFunction>();
