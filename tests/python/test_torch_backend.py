@@ -32,3 +32,28 @@ def test_training_under_torch_compile():
     compiled = torch.compile(f, backend=entry_point())
     assert_same(run(f), run(compiled))
     assert_same(run(f), run(compiled))
+
+
+def test_custom_function_under_torch_compile(recwarn):
+    class Gate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * torch.sigmoid(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * torch.sigmoid(x)
+
+    def f(x):
+        return Gate.apply(x * 2).sum()
+
+    def run(function):
+        x = torch.linspace(-1, 1, 5).requires_grad_(True)
+        out = function(x)
+        out.backward()
+        return out, x.grad
+
+    assert_same(run(f), run(torch.compile(f, backend=entry_point())))
+    assert not [w for w in recwarn if "recompile limit" in str(w.message)]

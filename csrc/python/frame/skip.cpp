@@ -96,10 +96,11 @@ bool skipped_file(PyCodeObject* code) {
   const auto below = [&](const std::string& folder) { return !folder.empty() && file.starts_with(folder); };
   if (below(folders->kiln)) return true;
   if (below(folders->torch)) {
-    // nn.Module itself is bookkeeping, shared by all modules: below a break, each forward is compiled by itself.
-    if (file.substr(folders->torch.size()) == "nn/modules/module.py") return true;
+    const std::string_view rest = file.substr(folders->torch.size());
+    // Bookkeeping that all modules share: below a break, each forward is compiled by itself.
+    if (rest == "nn/modules/module.py" || rest == "nn/parameter.py") return true;
     for (std::string_view kept : torch_kept)
-      if (file.substr(folders->torch.size()).starts_with(kept)) return false;
+      if (rest.starts_with(kept)) return false;
     return true;
   }
   if (below(folders->site)) {
