@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+import kiln
 from kiln.testing import assert_same
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -57,3 +58,21 @@ def test_custom_function_under_torch_compile(recwarn):
 
     assert_same(run(f), run(torch.compile(f, backend=entry_point())))
     assert not [w for w in recwarn if "recompile limit" in str(w.message)]
+
+
+def test_modules_made_in_captured_code_after_torch_compile():
+    class Scale(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x):
+            return x * self.factor
+
+    def f(x):
+        return Scale(factor=3)(x) + torch.nn.Identity()(x)
+
+    x = torch.ones(3)
+    torch.compile(f, backend="eager")(x)  # from here on, its wrapper of Module.__init__ is there
+    assert torch.nn.Module.__init__.__name__ == "patched_init"
+    assert_same(kiln.compile(f, fullgraph=True)(x), f(x))

@@ -440,13 +440,20 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     PyObject* closure = frame->f_func->func_closure;
     for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i) {
       const char* name = py311::local_name(code, code->co_nlocalsplus - code->co_nfreevars + static_cast<int>(i));
-      if (strcmp(name, "fn") == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
+      for (const char* wrapped : {"fn", "init", "setstate"})
+        if (strcmp(name, wrapped) == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
     }
     if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
-    // Their signature is (*args, **kwargs).
-    PyObject* args = frame->localsplus[0];
-    PyObject* kwargs = frame->localsplus[1];
-    return call_ex(fn, args, kwargs);
+    int at = 0;
+    py::Ref args = py::Ref::steal(PyList_New(0));
+    for (; args && at < code->co_argcount; ++at)
+      if (PyList_Append(args.get(), frame->localsplus[at]) < 0) return nullptr;
+    if (args && code->co_flags & CO_VARARGS)
+      if (PyList_SetSlice(args.get(), at, at, frame->localsplus[at]) < 0) return nullptr;
+    if (code->co_flags & CO_VARARGS) ++at;
+    PyObject* kwargs = code->co_flags & CO_VARKEYWORDS ? frame->localsplus[at] : nullptr;
+    args = py::Ref::steal(args ? PyList_AsTuple(args.get()) : nullptr);
+    return args ? call_ex(fn, args.get(), kwargs) : nullptr;
   }
   *handled = true;
   switch (policy) {
@@ -482,7 +489,11 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
   PeerCode kind = PeerCode::None;
   if (file.find("/torch/_dynamo/") != std::string::npos) {
     kind = PeerCode::Other;
-    if (name == "DisableContext.__call__.<locals>._fn") kind = PeerCode::Wrapper;
+    // The last two tag modules for that compiler's own use.
+    for (const char* wrapper :
+         {"DisableContext.__call__.<locals>._fn", "install_generation_tagging_init.<locals>.patched_init",
+          "install_generation_tagging_init.<locals>.patched_setstate"})
+      if (name == wrapper) kind = PeerCode::Wrapper;
     for (const char* marker :
          {"graph_break", "mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic"})
       if (name == marker) kind = PeerCode::Marker;
