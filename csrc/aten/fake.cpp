@@ -266,9 +266,7 @@ bool resolves_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
 void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (op.needs_data && !resolves_data_need(op, args)) {
     // index.Tensor carries the tag for its boolean masks only.
-    if (op.op == graph::Op("aten::index.Tensor")) {
-      if (!has_mask(args[1])) return;
-    }
+    if (op.op == graph::Op("aten::index.Tensor") && !has_mask(args[1])) return;
     throw NeedsData(op.op);
   }
 }

@@ -91,9 +91,8 @@ bool needs_gradient(const c10::IValue& v) {
 /// Why the gradient of a call has a shape that depends on data; empty if it has not.
 std::string backward_needs_data(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const std::string& name = op.operator_name().name;
-  if ((name == "aten::index_put" || name == "aten::index_put_") && needs_gradient(args[2])) {
-    if (has_mask(args[1])) return "the gradient of " + name + " by a mask needs the mask's data";
-  }
+  if ((name == "aten::index_put" || name == "aten::index_put_") && needs_gradient(args[2]) && has_mask(args[1]))
+    return "the gradient of " + name + " by a mask needs the mask's data";
   if ((name == "aten::index_fill" || name == "aten::index_fill_") && needs_gradient(args[3]))
     return "the gradient of " + name + " needs the index's data";
   return "";

@@ -47,19 +47,19 @@ class AutocastStates {
 
 class Replay {
  public:
-  Replay(const graph::Graph& g, std::shared_ptr<const graph::Graph> keep) : graph_(g), keep_(std::move(keep)) {}
+  explicit Replay(std::shared_ptr<const graph::Graph> g) : graph_(std::move(g)) {}
   void define(Value v, at::Tensor t) { env_[v] = std::move(t); }
   at::Tensor get(const Arg& a) const { return or_undefined(env_, a); }
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
-    KILN_CHECK(inputs.size() == graph_.inputs().size(), "the traced graph takes another number of inputs");
-    for (size_t i = 0; i < inputs.size(); ++i) env_[graph_.inputs()[i]->out()] = inputs[i];
+    KILN_CHECK(inputs.size() == graph_->inputs().size(), "the traced graph takes another number of inputs");
+    for (size_t i = 0; i < inputs.size(); ++i) env_[graph_->inputs()[i]->out()] = inputs[i];
     std::vector<Node*> nodes;
-    for (const auto& node : graph_.nodes())
+    for (const auto& node : graph_->nodes())
       if (node->kind != graph::NodeKind::Placeholder) nodes.push_back(node.get());
     run_nodes(nodes);
     std::vector<at::Tensor> outputs;
-    for (const Arg& a : graph_.outputs()) {
+    for (const Arg& a : graph_->outputs()) {
       KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
       outputs.push_back(or_undefined(env_, a));
     }
@@ -171,17 +171,16 @@ class Replay {
     for (uint32_t i = 0; i < results.size(); ++i) set(node, i, results[i]);
   }
 
-  const graph::Graph& graph_;
-  std::shared_ptr<const graph::Graph> keep_;  // graph_, if backwards may outlive its owner
+  std::shared_ptr<const graph::Graph> graph_;
   std::unordered_map<Value, at::Tensor> env_;
 };
 
 /// grad_fn of a custom function's outputs: runs the nodes that its backward was captured as.
 class CustomFunction : public torch::autograd::Node {
  public:
-  CustomFunction(const graph::Graph& g, std::shared_ptr<const graph::Graph> keep, const graph::Node& begin,
-                 std::vector<graph::Node*> body, const graph::Node& end)
-      : graph_(g), keep_(std::move(keep)), begin_(begin), end_(end), body_(std::move(body)) {}
+  CustomFunction(std::shared_ptr<const graph::Graph> g, const graph::Node& begin, std::vector<graph::Node*> body,
+                 const graph::Node& end)
+      : graph_(std::move(g)), begin_(begin), end_(end), body_(std::move(body)) {}
   std::string name() const override { return "CustomFunction"; }
 
   /// Keeps what the backward uses of `env`; the outputs have this grad_fn already.
@@ -207,7 +206,7 @@ class CustomFunction : public torch::autograd::Node {
  protected:
   variable_list apply(variable_list&& grads) override {
     const auto self = getptr();
-    Replay backward(graph_, keep_);
+    Replay backward(graph_);
     for (uint32_t i = 0; i < grads.size(); ++i)
       backward.define({const_cast<graph::Node*>(&begin_), i},
                       grads[i].defined() ? grads[i] : input_metadata(i).zeros_like());
@@ -219,8 +218,7 @@ class CustomFunction : public torch::autograd::Node {
   }
 
  private:
-  const graph::Graph& graph_;
-  std::shared_ptr<const graph::Graph> keep_;
+  std::shared_ptr<const graph::Graph> graph_;  // keeps the nodes
   const graph::Node &begin_, &end_;
   std::vector<graph::Node*> body_;
   std::vector<std::pair<Value, torch::autograd::SavedVariable>> saved_;
@@ -233,7 +231,7 @@ size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
   KILN_CHECK(end < nodes.size(), "a custom function has no end");
   const variable_list inputs = list(nodes[begin]->arg(0));
   auto function = c10::make_intrusive<CustomFunction>(
-      graph_, keep_, *nodes[begin], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end), *nodes[end]);
+      graph_, *nodes[begin], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end), *nodes[end]);
   function->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (at::Tensor& t : list(nodes[begin]->arg(1))) torch::autograd::set_history(t, function);
   function->save(env_);
@@ -243,11 +241,11 @@ size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
 }  // namespace
 
 Program replay(const graph::Graph& traced) {
-  return [&traced](const std::vector<at::Tensor>& inputs) { return Replay(traced, nullptr).run(inputs); };
+  return replay(std::shared_ptr<const graph::Graph>(std::shared_ptr<void>(), &traced));  // owned by the caller
 }
 
 Program replay(std::shared_ptr<const graph::Graph> traced) {
-  return [traced](const std::vector<at::Tensor>& inputs) { return Replay(*traced, traced).run(inputs); };
+  return [traced](const std::vector<at::Tensor>& inputs) { return Replay(traced).run(inputs); };
 }
 
 }  // namespace kiln::joint

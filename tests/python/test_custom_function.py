@@ -139,6 +139,18 @@ class Twice(Function):
         return a * 3 + b * 5
 
 
+class WritesThroughAView(Function):
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.save_for_backward(count)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.saved_tensors[0].view(-1).add_(1)
+        return g * 2, None
+
+
 class Dirty(Function):
     @staticmethod
     def forward(ctx, x):
@@ -496,3 +508,13 @@ def test_defaults_with_setup_context():
         x = torch.full((3,), 2.0, requires_grad=True)
         g(x).backward()
         assert x.grad.tolist() == [16.0] * 3
+
+
+def test_writes_of_the_backward_happen_when_it_runs():
+    compiled = kiln.compile(lambda x, count: WritesThroughAView.apply(x, count).sum())
+    x, count = torch.ones(3, requires_grad=True), torch.zeros(2, 2)
+    for i in range(3):
+        out = compiled(x, count)
+        assert count.sum() == 4 * i
+        out.backward()
+        assert count.sum() == 4 * (i + 1)

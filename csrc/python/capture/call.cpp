@@ -43,6 +43,19 @@ size_t count_of(size_t nargsf, PyObject* kwnames) {
   return static_cast<size_t>(PyVectorcall_NARGS(nargsf) + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0));
 }
 
+/// The positional arguments of a call whose frame has not started, for code without keyword-only arguments; `rest` is
+/// then the place of its **keywords.
+std::vector<PyObject*> positional_arguments(py311::Frame* frame, int* rest) {
+  PyCodeObject* code = frame->f_code;
+  std::vector<PyObject*> out(frame->localsplus, frame->localsplus + code->co_argcount);
+  *rest = code->co_argcount;
+  if (code->co_flags & CO_VARARGS) {
+    PyObject* more = frame->localsplus[(*rest)++];
+    out.insert(out.end(), &PyTuple_GET_ITEM(more, 0), &PyTuple_GET_ITEM(more, 0) + PyTuple_GET_SIZE(more));
+  }
+  return out;
+}
+
 PyObject* self_of(PyObject* callable) {
   if (PyCFunction_Check(callable)) return PyCFunction_GET_SELF(callable);
   if (Py_TYPE(callable) == &_PyMethodWrapper_Type) {
@@ -444,15 +457,12 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
         if (strcmp(name, wrapped) == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
     }
     if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
-    int at = 0;
-    py::Ref args = py::Ref::steal(PyList_New(0));
-    for (; args && at < code->co_argcount; ++at)
-      if (PyList_Append(args.get(), frame->localsplus[at]) < 0) return nullptr;
-    if (args && code->co_flags & CO_VARARGS)
-      if (PyList_SetSlice(args.get(), at, at, frame->localsplus[at]) < 0) return nullptr;
-    if (code->co_flags & CO_VARARGS) ++at;
-    PyObject* kwargs = code->co_flags & CO_VARKEYWORDS ? frame->localsplus[at] : nullptr;
-    args = py::Ref::steal(args ? PyList_AsTuple(args.get()) : nullptr);
+    int rest = 0;
+    const std::vector<PyObject*> given = positional_arguments(frame, &rest);
+    py::Ref args = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
+    for (size_t i = 0; args && i < given.size(); ++i)
+      PyTuple_SET_ITEM(args.get(), static_cast<Py_ssize_t>(i), Py_NewRef(given[i]));
+    PyObject* kwargs = code->co_flags & CO_VARKEYWORDS ? frame->localsplus[rest] : nullptr;
     return args ? call_ex(fn, args.get(), kwargs) : nullptr;
   }
   *handled = true;
@@ -509,14 +519,9 @@ PyObject* Machine::defer_call(py311::Frame* frame) {
   if (code->co_kwonlyargcount) return graph_break("call-that-breaks", "a call with keyword-only arguments");
   Deferred call;
   call.callable = py::Ref::borrow(reinterpret_cast<PyObject*>(frame->f_func));
-  int at = 0;
-  for (; at < code->co_argcount; ++at) call.args.push_back(py::Ref::borrow(frame->localsplus[at]));
-  if (code->co_flags & CO_VARARGS) {
-    PyObject* rest = frame->localsplus[at++];
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rest); ++i)
-      call.args.push_back(py::Ref::borrow(PyTuple_GET_ITEM(rest, i)));
-  }
-  if ((code->co_flags & CO_VARKEYWORDS) && PyDict_GET_SIZE(frame->localsplus[at]))
+  int rest = 0;
+  for (PyObject* a : positional_arguments(frame, &rest)) call.args.push_back(py::Ref::borrow(a));
+  if ((code->co_flags & CO_VARKEYWORDS) && PyDict_GET_SIZE(frame->localsplus[rest]))
     return graph_break("call-that-breaks",
                        std::string("a call with keywords of ") + PyUnicode_AsUTF8(code->co_qualname));
   deferred.push_back(std::move(call));
@@ -557,9 +562,12 @@ PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
   for (int i = positional; i < positional + keywords; ++i)
     if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(code->co_localsplusnames, i), frame->localsplus[i]) < 0)
       return nullptr;
-  PyObject* r = call_ex(f.get(), args.get(), kwargs.get());
-  if (r != Py_NotImplemented) return r;
-  Py_DECREF(r);
+  return unless_declined(call_ex(f.get(), args.get(), kwargs.get()), handled);
+}
+
+PyObject* Machine::unless_declined(PyObject* result, bool* handled) {
+  if (result != Py_NotImplemented) return result;
+  Py_DECREF(result);
   *handled = false;
   return nullptr;
 }

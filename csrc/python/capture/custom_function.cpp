@@ -6,6 +6,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/schema.h"
+#include "graph/passes/passes.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
@@ -27,31 +28,16 @@ struct FakeCustomFunction : torch::autograd::Node {
   }
 };
 
-bool tensors_in(PyObject* tuple, std::vector<at::Tensor>* out) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-    PyObject* o = PyTuple_GET_ITEM(tuple, i);
-    if (o != Py_None && !py::is_tensor(o)) return false;
-    out->push_back(o == Py_None ? at::Tensor() : THPVariable_Unpack(o));
-  }
-  return true;
-}
-
-graph::Arg values_of(aten::Trace& trace, const std::vector<at::Tensor>& tensors) {
-  graph::Arg::List list;
-  for (const at::Tensor& t : tensors) list.push_back(t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg());
-  return graph::Arg(std::move(list));
-}
-
 /// Why a node may not be part of a backward; nullptr if it may.
 const char* refusal(const graph::Node& n, const std::unordered_set<const graph::Node*>& region) {
   if (n.op.name().starts_with("kiln::") && n.op.name() != "kiln::tensor_constant") return "uses autograd itself";
   const aten::OpInfo* op = aten::find_op(n.op);
   if (!op) return nullptr;
-  const auto& arguments = op->schema().arguments();
   bool foreign = false;
-  for (size_t i = 0; i < arguments.size() && i < n.args.size(); ++i)
-    if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite())
-      graph::for_each_value(n.args[i], [&](graph::Value v) { foreign |= v && !region.count(v.node); });
+  for (int arg : op->written_args)
+    if (static_cast<size_t>(arg) < n.args.size())
+      graph::for_each_value(n.arg(static_cast<size_t>(arg)),
+                            [&](graph::Value v) { foreign |= v && !region.count(graph::storage_root(v).node); });
   return foreign ? "changes a tensor in place that it did not make" : nullptr;
 }
 
@@ -87,10 +73,7 @@ PyObject* Machine::call_custom_function(py311::Frame* frame, bool* handled) {
   } else {
     r = run();
   }
-  if (r != Py_NotImplemented) return r;
-  Py_DECREF(r);
-  *handled = false;
-  return nullptr;
+  return unless_declined(r, handled);
 }
 
 PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
@@ -103,7 +86,7 @@ PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
 
 PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
   std::vector<at::Tensor> in, out;
-  if (!tensors_in(inputs, &in) || !tensors_in(outputs, &out)) return graph_break("custom-function", "not tensors");
+  if (!tensors_of(inputs, &in) || !tensors_of(outputs, &out)) return graph_break("custom-function", "not tensors");
   for (const at::Tensor& t : out) {
     const graph::Value v = trace.find(t);
     // What shares memory with another tensor is given back as a view of that one, which has another history.
@@ -112,7 +95,7 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
       return graph_break("custom-function",
                          "its forward returns a tensor that it did not make, or one that shares memory with another");
   }
-  const graph::Arg in_values = values_of(trace, in), out_values = values_of(trace, out);
+  const graph::Arg in_values = values_of(in), out_values = values_of(out);
   auto node = c10::make_intrusive<FakeCustomFunction>();
   std::vector<at::Tensor> grads;
   {
@@ -140,17 +123,17 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
 
 PyObject* Machine::end_custom_function(PyObject* grads) {
   std::vector<at::Tensor> tensors;
-  if (!custom_function.node || !tensors_in(grads, &tensors))
+  if (!custom_function.node || !tensors_of(grads, &tensors))
     return graph_break("custom-function", "its backward returns other things than tensors");
+  const auto& nodes = trace.graph().nodes();
+  auto at = nodes.end();
+  while ((--at)->get() != custom_function.begin) {
+  }
   std::unordered_set<const graph::Node*> region;
-  bool inside = false;
-  for (const auto& node : trace.graph().nodes()) {
-    if (inside) {
-      region.insert(node.get());
-      if (const char* why = refusal(*node, region))
-        return graph_break("custom-function", std::string("its backward ") + why);
-    }
-    inside = inside || node.get() == custom_function.begin;
+  for (++at; at != nodes.end(); ++at) {
+    region.insert(at->get());
+    if (const char* why = refusal(**at, region))
+      return graph_break("custom-function", std::string("its backward ") + why);
   }
   if (has_effects_since(custom_function)) return graph_break("custom-function", "its backward has side effects");
   auto& fake = static_cast<FakeCustomFunction&>(*custom_function.node);
@@ -161,7 +144,7 @@ PyObject* Machine::end_custom_function(PyObject* grads) {
     meta.requires_grad = false;
     fake.grads.push_back(std::move(meta));
   }
-  trace.record(graph::Op("kiln::custom_function_end"), {values_of(trace, tensors)}, {});
+  trace.record(graph::Op("kiln::custom_function_end"), {values_of(tensors)}, {});
   custom_function = {};
   Py_RETURN_NONE;
 }

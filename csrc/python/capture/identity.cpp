@@ -83,18 +83,13 @@ void Machine::distinguish(PyObject* a, PyObject* b) {
 
 void Machine::pin(PyObject* o, bool values, int depth) {
   if (depth > kDeepest) return;
-  switch (classify(o)) {
-    case Class::Instance: {
-      const Known* k = find_plain(o);
-      if (k && compares_by_identity(Py_TYPE(o))) guard(Guard::Kind::Is, k->source, o);
-      if (!PyDict_Check(o) && !PyList_Check(o) && !PyTuple_Check(o) && !PyAnySet_Check(o)) return;
-      break;
-    }
-    case Class::Method:
-      return pin(PyMethod_GET_SELF(o), values, depth + 1);
-    default:
-      if (!is_container(classify(o))) return;
-      break;
+  const Class c = classify(o);
+  if (c == Class::Method) return pin(PyMethod_GET_SELF(o), values, depth + 1);
+  if (c == Class::Instance) {
+    const Known* k = find_plain(o);
+    if (k && compares_by_identity(Py_TYPE(o))) guard(Guard::Kind::Is, k->source, o);
+  } else if (!is_container(c)) {
+    return;
   }
   if (PyDict_Check(o)) {
     Py_ssize_t pos = 0;

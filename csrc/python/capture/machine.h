@@ -43,6 +43,8 @@ enum class Class : uint8_t {
   Type,
   Instance,  // everything else
 };
+/// Appends the tensors of a tuple or list, undefined ones for None; false if it holds anything else, or is neither.
+bool tensors_of(PyObject* o, std::vector<at::Tensor>* out);
 inline bool is_container(Class c) { return c >= Class::Tuple && c <= Class::Deque; }
 
 /// An object that existed before the call, or its stand-in.
@@ -202,6 +204,8 @@ class Machine {
   enum class PeerCode : uint8_t { None, Wrapper, Marker, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
+  /// What a polyfill gave; with NotImplemented the call is not handled, and null.
+  static PyObject* unless_declined(PyObject* result, bool* handled);
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -209,6 +213,8 @@ class Machine {
   /// What kiln._polyfills.custom_function asks for: ("begin", inputs, outputs) gives the gradients of the outputs,
   /// ("end", gradients of the inputs), ("refuse", why).
   PyObject* custom_function_step(PyObject* const* args, size_t n);
+  /// The traced values of tensors, in a list; None for undefined ones.
+  graph::Arg values_of(const std::vector<at::Tensor>& tensors);
   PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs);
   PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);

@@ -36,6 +36,7 @@ std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, boo
   }
   return leaves;
 }
+}  // namespace
 
 bool tensors_of(PyObject* o, std::vector<at::Tensor>* out) {
   if (!PyTuple_Check(o) && !PyList_Check(o)) return false;
@@ -50,7 +51,12 @@ bool tensors_of(PyObject* o, std::vector<at::Tensor>* out) {
   }
   return true;
 }
-}  // namespace
+
+graph::Arg Machine::values_of(const std::vector<at::Tensor>& tensors) {
+  graph::Arg::List list;
+  for (const at::Tensor& t : tensors) list.push_back(t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg());
+  return graph::Arg(std::move(list));
+}
 
 bool Machine::ensure_grad(PyObject* fake, bool look) {
   Known* k = find(fake);
@@ -185,11 +191,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     return graph_break("autograd", "a backward that goes on into what was computed before the captured part");
   if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
   if (accumulate && !inputs.empty()) leaves = inputs;
-  std::vector<graph::Arg> roots_arg, grads_arg, inputs_arg;
-  auto value = [&](const at::Tensor& t) { return t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg(); };
-  for (const at::Tensor& t : roots) roots_arg.push_back(value(t));
-  for (const at::Tensor& t : grads) grads_arg.push_back(value(t));
-  for (const at::Tensor& t : inputs) inputs_arg.push_back(value(t));
+  const graph::Arg roots_arg = values_of(roots), grads_arg = values_of(grads), inputs_arg = values_of(inputs);
   std::vector<py::Ref> leaf_objects;
   if (accumulate) {
     for (const at::Tensor& t : leaves) {
@@ -212,9 +214,9 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     return nullptr;
   }
   auto flag = [&](int i) { return graph::Arg(a[i] && a[i] != Py_None && PyObject_IsTrue(a[i]) == 1); };
-  std::vector<graph::Arg> node_args{graph::Arg(roots_arg), graph::Arg(grads_arg), flag(2), flag(3)};
+  std::vector<graph::Arg> node_args{roots_arg, grads_arg, flag(2), flag(3)};
   if (accumulate) {
-    node_args.push_back(inputs.empty() ? graph::Arg() : graph::Arg(inputs_arg));
+    node_args.push_back(inputs.empty() ? graph::Arg() : inputs_arg);
     node_args.push_back(graph::Arg(true));
     trace.record(graph::Op("kiln::backward"), std::move(node_args), {});
     for (const at::Tensor& t : leaves) {
@@ -230,9 +232,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     return graph_break("autograd", "torch.autograd.grad with unusual results");
   }
   trace
-      .record(graph::Op("kiln::autograd_grad"),
-              {graph::Arg(roots_arg), graph::Arg(grads_arg), graph::Arg(inputs_arg), flag(2), flag(3), flag(5)},
-              results)
+      .record(graph::Op("kiln::autograd_grad"), {roots_arg, grads_arg, inputs_arg, flag(2), flag(3), flag(5)}, results)
       ->returns_list = true;
   return r;
 }

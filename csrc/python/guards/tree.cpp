@@ -1,5 +1,7 @@
 #include "python/guards/tree.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -306,9 +308,8 @@ bool GuardTree::written_apart(PyObject* const* values) {
     const at::Tensor& t = THPVariable_Unpack(values[i]);
     if (!t.has_storage() || t.numel() == 0) continue;
     const auto* begin = static_cast<const char*>(t.const_data_ptr());
-    int64_t last = 0;
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    reaches_.push_back({begin, begin + (last + 1) * static_cast<int64_t>(t.element_size()), written_[i]});
+    const size_t bytes = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size());
+    reaches_.push_back({begin, begin + bytes, written_[i]});
   }
   std::sort(reaches_.begin(), reaches_.end(), [](const Reach& a, const Reach& b) { return a.begin < b.begin; });
   const char *end = nullptr, *end_of_written = nullptr;

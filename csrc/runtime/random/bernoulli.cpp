@@ -6,6 +6,7 @@
 
 #include "aten/convert.h"
 #include "aten/pch.h"
+#include "runtime/gemm/kernels.h"
 
 // The generator is MT19937: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8(1), 1998. A mask's element is one
 // number of 53 bits, made of two of its words (the first one is the upper), compared with p.
@@ -91,14 +92,12 @@ bool is_served(DType dtype) {
 }
 
 void draw(at::CPUGeneratorImpl& generator, void* out, DType dtype, int64_t count, double p) {
-  static const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   // number * 2^-53 < p, in integers.
   const auto bound = static_cast<int64_t>(std::ceil(std::ldexp(p, 53)));
   const std::lock_guard<std::mutex> lock(generator.mutex_);
   at::mt19937 engine = generator.engine();
   at::mt19937_data_pod state = engine.data();
-  (avx512 ? fill_avx512 : fill_any)(state, out, dtype, count, bound);
+  (gemm::has_avx512() ? fill_avx512 : fill_any)(state, out, dtype, count, bound);
   engine.set_data(state);
   generator.set_engine(engine);
 }
