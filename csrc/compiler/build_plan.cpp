@@ -7,6 +7,7 @@
 #include "compiler/interpreted_step.h"
 #include "lower/lowering.h"
 #include "runtime/aten_artifact.h"
+#include "runtime/epilogue_step.h"
 #include "runtime/kernel_step.h"
 #include "runtime/library_steps.h"
 #include "runtime/steps.h"
@@ -34,7 +35,9 @@ class Builder {
       if (step.is_kernel) {
         add_kernel(schedule_.kernels[step.index], std::move(kernels[step.index]));
       } else {
-        add_extern(lowered_.externs[schedule_.externs[step.index].index]);
+        Epilogue epilogue;
+        if (step.epilogue >= 0) epilogue = {&schedule_.kernels[step.epilogue], &kernels[step.epilogue]};
+        add_extern(lowered_.externs[schedule_.externs[step.index].index], epilogue);
       }
     }
     add_outputs();
@@ -93,21 +96,36 @@ class Builder {
     if (!fresh.empty()) plan_.steps.push_back(std::make_unique<runtime::AllocateStep>(std::move(fresh), plan_));
   }
 
-  void add_kernel(const schedule::Kernel& k, codegen::CompiledKernel compiled) {
+  struct Epilogue {
+    const schedule::Kernel* kernel = nullptr;
+    codegen::CompiledKernel* compiled = nullptr;
+  };
+
+  /// The slots of a kernel's arguments; makes the memory of those that the call brings.
+  std::vector<Slot> kernel_slots(const schedule::Kernel& k) {
     std::vector<Slot> args;
-    std::vector<bool> written;
     for (const schedule::KernelArg& a : k.args) {
       args.push_back(slots_[a.buffer]);
-      written.push_back(a.written);
-      KILN_CHECK(slots_[a.buffer] != runtime::kNoSlot, "kernel " + compiled.name + " uses a buffer without memory");
+      KILN_CHECK(slots_[a.buffer] != runtime::kNoSlot, "kernel " + k.nest.name + " uses a buffer without memory");
     }
     allocate(args);
+    return args;
+  }
+
+  static std::unique_ptr<runtime::KernelStep> kernel_step(const schedule::Kernel& k, codegen::CompiledKernel compiled,
+                                                          std::vector<Slot> args) {
+    std::vector<bool> written;
+    for (const schedule::KernelArg& a : k.args) written.push_back(a.written);
+    return std::make_unique<runtime::KernelStep>(std::move(compiled), std::move(args), std::move(written));
+  }
+
+  void add_kernel(const schedule::Kernel& k, codegen::CompiledKernel compiled) {
+    std::vector<Slot> args = kernel_slots(k);
     if (!bisect_allows(BisectUnit::Kernel, compiled.name)) {
       plan_.steps.push_back(std::make_unique<InterpretedStep>(k, schedule_.buffers, std::move(args)));
       return;
     }
-    plan_.steps.push_back(
-        std::make_unique<runtime::KernelStep>(std::move(compiled), std::move(args), std::move(written)));
+    plan_.steps.push_back(kernel_step(k, std::move(compiled), std::move(args)));
   }
 
   /// The slot of a tensor over a buffer: the buffer's own, or a view of it.
@@ -134,7 +152,18 @@ class Builder {
     return s;
   }
 
-  void add_extern(const lower::ExternCall& call) {
+  /// `epilogue` follows the call: as a part of its step where kernels of ours make the result, or else as the next
+  /// step.
+  void add_extern(const lower::ExternCall& call, const Epilogue& epilogue) {
+    std::shared_ptr<const runtime::KernelStep> kernel;
+    if (epilogue.kernel && bisect_allows(BisectUnit::Kernel, epilogue.compiled->name))
+      kernel = kernel_step(*epilogue.kernel, *epilogue.compiled, kernel_slots(*epilogue.kernel));
+    const bool joined = add_call(call, kernel);
+    if (epilogue.kernel && !joined) add_kernel(*epilogue.kernel, std::move(*epilogue.compiled));
+  }
+
+  /// True if `kernel` (may be null) became part of the call's step.
+  bool add_call(const lower::ExternCall& call, const std::shared_ptr<const runtime::KernelStep>& kernel) {
     std::unordered_map<graph::Value, Slot> inputs;
     for (const auto& [value, view] : call.inputs) inputs[value] = slot_of(view);
     auto find = [&](graph::Value v) { return inputs.at(v); };
@@ -142,25 +171,30 @@ class Builder {
     for (const auto& r : call.results) results.push_back(r ? slots_.at(r->buffer) : runtime::kNoSlot);
     if (!call.into) {
       plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, std::move(results), plan_, true));
-      return;
+      return false;
     }
     allocate(results);
+    const auto with_kernel = [&](std::unique_ptr<runtime::Step> step) {
+      if (kernel) step = std::make_unique<runtime::EpilogueStep>(std::move(step), kernel);
+      return step;
+    };
     auto own_kernel = runtime::make_library_step(*call.node, find, results, plan_);
     const char* const out = lower::out_overload(call.node->op);
     if (own_kernel && out) {
       auto library =
           std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find, results);
-      plan_.steps.push_back(chooser_.choose(call.node->op.name(), std::move(own_kernel), std::move(library), plan_));
-      return;
+      plan_.steps.push_back(chooser_.choose(call.node->op.name(), with_kernel(std::move(own_kernel)),
+                                            with_kernel(std::move(library)), plan_));
+      return kernel != nullptr;
     }
     if (own_kernel) {
-      plan_.steps.push_back(std::move(own_kernel));
-      return;
+      plan_.steps.push_back(with_kernel(std::move(own_kernel)));
+      return kernel != nullptr;
     }
     if (out) {
       plan_.steps.push_back(std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find,
                                                                    std::move(results)));
-      return;
+      return false;
     }
     // The operands lie otherwise than the kernel wants them: ATen's kernel, and a copy into the planned memory.
     std::vector<Slot> own;
@@ -176,6 +210,7 @@ class Builder {
     for (size_t i = 0; i < results.size(); ++i)
       if (results[i] != runtime::kNoSlot)
         plan_.steps.push_back(std::make_unique<runtime::CopyStep>(results[i], own[i]));
+    return false;
   }
 
   void add_outputs() {

@@ -48,7 +48,7 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
   lower::Lowered lowered;
   {
     StageTimer timer("lower");
-    lowered = lower::lower(*g, {runtime::has_library_kernel});
+    lowered = lower::lower(*g, {runtime::has_library_kernel, runtime::result_rows});
   }
   if (log_enabled(Topic::loops)) log_artifact(Topic::loops, g->name + " before scheduling", print(lowered.program));
   if (options().verify) loops::verify(lowered.program);
@@ -63,6 +63,8 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
     s.fusion = o.fusion;
     s.threads = at::get_num_threads();
     s.max_ops = o.fuse_max_ops;
+    s.epilogues = !pass_disabled("schedule.epilogues");
+    s.in_place = !pass_disabled("schedule.in_place");
     s.simd_bits = o.simd_bits ? static_cast<int>(o.simd_bits) : codegen::host_simd_bits();
     schedule = schedule::make_plan(lowered.program, s);
     memory = schedule::plan_memory(schedule);

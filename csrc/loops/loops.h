@@ -123,11 +123,14 @@ struct Nest {
 };
 
 /// Library call `index` of the caller's own list. `effect`: ordered against every other effect (random numbers).
+/// `rows`: if positive, writes[0] is made in so many rows of equal length, one behind the other in memory, and the call
+/// can tell which of them are finished.
 struct Extern {
   int index = -1;
   std::string name;
   std::vector<BufferId> reads, writes;
   bool effect = false;
+  int64_t rows = 0;
 };
 
 struct Program {

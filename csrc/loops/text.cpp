@@ -124,7 +124,8 @@ std::string print(const Program& p) {
     } else {
       const Extern& e = p.externs[item.index];
       out += "  extern " + std::to_string(e.index) + " " + quoted(e.name) + " reads " + names(e.reads) + " writes " +
-             names(e.writes) + (e.effect ? " effect" : "") + "\n";
+             names(e.writes) + (e.effect ? " effect" : "") + (e.rows > 0 ? " rows " + std::to_string(e.rows) : "") +
+             "\n";
     }
   }
   return out + "}\n";
@@ -159,6 +160,7 @@ class Parser {
         need("writes");
         e.writes = buffer_list();
         e.effect = take("effect");
+        if (take("rows")) e.rows = integer();
         p_.add_extern(std::move(e));
       } else {
         error("expected buffer, nest or extern");

@@ -57,6 +57,8 @@ struct LowerOptions {
   /// True for nodes that a kernel outside of lowering computes into memory that is planned for it (results as dense as
   /// their metas say). Null: none.
   std::function<bool(const graph::Node&)> has_library_kernel;
+  /// For such a node, loops::Extern::rows of its first result; 0 if it is not made row by row.
+  std::function<int64_t(const graph::Node&)> result_rows;
 };
 /// Lowers a decomposed functional graph. Never fails for an op: what has no rule becomes an Extern.
 Lowered lower(const graph::Graph& g, const LowerOptions& options = {});

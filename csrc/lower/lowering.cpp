@@ -361,6 +361,7 @@ void Lowering::lower_extern(const Node& n) {
   }
   e.index = static_cast<int>(out_.externs.size());
   e.effect = has_effect(n.op);
+  if (own_kernel && call.into && options_.result_rows && call.results[0]) e.rows = options_.result_rows(n);
   out_.externs.push_back(std::move(call));
   out_.program.add_extern(std::move(e));
 }

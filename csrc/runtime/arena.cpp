@@ -64,16 +64,20 @@ ArenaLease::~ArenaLease() {
   if (shared_) shared().busy.store(false, std::memory_order_release);
 }
 
-void* scratch(int64_t bytes) {
-  static thread_local c10::DataPtr block;
-  static thread_local int64_t size = 0;
-  if (size < bytes) {
-    size = 0;
-    block.clear();
-    block = pool_allocator()->allocate(static_cast<size_t>(bytes));
-    size = bytes;
+void* scratch(int64_t bytes, ScratchUser user) {
+  struct Block {
+    c10::DataPtr data;
+    int64_t size = 0;
+  };
+  static thread_local Block blocks[2];
+  Block& b = blocks[static_cast<int>(user)];
+  if (b.size < bytes) {
+    b.size = 0;
+    b.data.clear();
+    b.data = pool_allocator()->allocate(static_cast<size_t>(bytes));
+    b.size = bytes;
   }
-  return block.get();
+  return b.data.get();
 }
 
 void release_arena() {

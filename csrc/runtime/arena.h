@@ -27,8 +27,11 @@ class ArenaLease {
   at::Tensor own_;
 };
 
-/// `bytes` of 64-byte aligned memory for one step: this thread's, grown as needed, good until the thread asks again.
-void* scratch(int64_t bytes);
+/// Who asks: an epilogue runs while the library call that it belongs to uses its own scratch.
+enum class ScratchUser : uint8_t { Step, Epilogue };
+/// `bytes` of 64-byte aligned memory for one step: this thread's, grown as needed, good until the thread asks again for
+/// the same user.
+void* scratch(int64_t bytes, ScratchUser user = ScratchUser::Step);
 
 /// Gives the idle arena and what the pool keeps back to the system; the next call makes them anew.
 void release_arena();

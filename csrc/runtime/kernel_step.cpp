@@ -5,31 +5,50 @@
 #include <atomic>
 
 #include "aten/pch.h"
-#include "runtime/arena.h"
 #include "runtime/parallel.h"
 
 namespace kiln::runtime {
+
+namespace {
+c10::SmallVector<void*, 24> pointers_of(const Frame& frame, const std::vector<Slot>& args) {
+  c10::SmallVector<void*, 24> pointers(args.size());
+  for (size_t i = 0; i < args.size(); ++i) pointers[i] = frame.ptrs[args[i]];
+  return pointers;
+}
+int32_t call(const codegen::CompiledKernel& kernel, void* const* pointers, int64_t begin, int64_t end,
+             ScratchUser user) {
+  return kernel.fn(pointers, kernel.args.data(), begin, end,
+                   kernel.scratch_bytes ? scratch(kernel.scratch_bytes, user) : nullptr);
+}
+}  // namespace
+
 void KernelStep::run(Frame& frame) const {
-  c10::SmallVector<void*, 24> pointers(args_.size());
-  for (size_t i = 0; i < args_.size(); ++i) pointers[i] = frame.ptrs[args_[i]];
-  int32_t error = 0;
-  if (kernel_.units <= kernel_.grain) {
-    error = kernel_.fn(pointers.data(), kernel_.args.data(), 0, kernel_.units,
-                       kernel_.scratch_bytes ? scratch(kernel_.scratch_bytes) : nullptr);
-  } else {
-    std::atomic<int32_t> first{0};
-    run_parallel(kernel_.units, kernel_.grain, [&](int64_t begin, int64_t end) {
-      const int32_t e = kernel_.fn(pointers.data(), kernel_.args.data(), begin, end,
-                                   kernel_.scratch_bytes ? scratch(kernel_.scratch_bytes) : nullptr);
-      if (e) first = e;
-    });
-    error = first;
-  }
-  if (error) [[unlikely]] {
-    const std::string& message = kernel_.errors.at(error - 1);
-    TORCH_CHECK_INDEX(message.find("index") == std::string::npos, message);
-    TORCH_CHECK(false, message);
-  }
+  if (kernel_.units <= kernel_.grain)
+    run_units(frame, 0, kernel_.units);
+  else
+    run_parallel_units(frame, 0, kernel_.units);
+}
+
+void KernelStep::run_units(Frame& frame, int64_t begin, int64_t end, ScratchUser user) const {
+  const auto pointers = pointers_of(frame, args_);
+  if (const int32_t error = call(kernel_, pointers.data(), begin, end, user)) [[unlikely]]
+    raise(error);
+}
+
+void KernelStep::run_parallel_units(Frame& frame, int64_t begin, int64_t end) const {
+  const auto pointers = pointers_of(frame, args_);
+  std::atomic<int32_t> first{0};
+  run_parallel(end - begin, kernel_.grain, [&](int64_t from, int64_t to) {
+    if (const int32_t e = call(kernel_, pointers.data(), begin + from, begin + to, ScratchUser::Step)) first = e;
+  });
+  if (first) [[unlikely]]
+    raise(first);
+}
+
+void KernelStep::raise(int32_t error) const {
+  const std::string& message = kernel_.errors.at(error - 1);
+  TORCH_CHECK_INDEX(message.find("index") == std::string::npos, message);
+  TORCH_CHECK(false, message);
 }
 
 std::string KernelStep::describe(const Plan& plan) const {

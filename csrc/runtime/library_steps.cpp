@@ -8,6 +8,7 @@
 #include "runtime/arena.h"
 #include "runtime/attention/attention.h"
 #include "runtime/conv/conv.h"
+#include "runtime/epilogue_step.h"
 #include "runtime/frozen.h"
 #include "runtime/gemm/gemm.h"
 #include "runtime/parallel.h"
@@ -25,7 +26,7 @@ bool is_f32(const TensorMeta& m) { return m.dtype == DType::Float32 && m.device.
 float* workspace(int64_t floats) { return static_cast<float*>(scratch(floats * static_cast<int64_t>(sizeof(float)))); }
 
 /// A step over some slots with a name; the parts that all steps here share.
-class LibraryStep : public Step {
+class LibraryStep : public RowsStep {
  public:
   LibraryStep(std::string what, std::vector<Slot> reads, std::vector<Slot> writes)
       : what_(std::move(what)), reads_(std::move(reads)), writes_(std::move(writes)) {}
@@ -41,6 +42,7 @@ class LibraryStep : public Step {
     for (Slot s : writes_) f(s);
     if (weight_input_ != kNoSlot) f(weight_input_);
   }
+  void run_rows(Frame& frame, const gemm::RowsDone&) const override { run(frame); }
 
  protected:
   Slot weight_input_ = kNoSlot;  // the input behind an operand that is a weight: alive while the step looks at it
@@ -122,8 +124,13 @@ class ProductStep final : public LibraryStep {
     if (r == 3) batch_ = mc.sizes[0], a_batch_ = ma.strides[0], b_batch_ = mb.strides[0], c_batch_ = mc.strides[0];
   }
 
-  void run(Frame& frame) const override {
-    const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false};
+  int64_t row_length() const override { return batch_ == 1 && ldc_ == n_ ? n_ : 0; }
+  void run(Frame& frame) const override { multiply(frame, nullptr); }
+  void run_rows(Frame& frame, const gemm::RowsDone& done) const override { multiply(frame, &done); }
+
+ private:
+  void multiply(Frame& frame, const gemm::RowsDone* done) const {
+    const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false, done};
     const float *a = at(frame, a_), *b = at(frame, b_);
     float* c = at(frame, c_);
     const int threads = at::get_num_threads();
@@ -168,7 +175,6 @@ class ProductStep final : public LibraryStep {
     for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
   }
 
- private:
   FrozenOperand weight_;
   Slot a_, b_, bias_, c_;
   int64_t m_, n_, k_, batch_ = 1, a_row_, a_col_, a_batch_ = 0, b_row_, b_col_, b_batch_ = 0, ldc_, c_batch_ = 0;
@@ -217,17 +223,22 @@ class ConvolutionStep final : public LibraryStep {
     weight_input_ = weight_.slot;
   }
 
-  void run(Frame& frame) const override {
+  int64_t row_length() const override { return shape_.co; }
+  void run(Frame& frame) const override { convolve(frame, nullptr); }
+  void run_rows(Frame& frame, const gemm::RowsDone& done) const override { convolve(frame, &done); }
+
+ private:
+  void convolve(Frame& frame, const gemm::RowsDone* done) const {
     const int64_t floats = conv::packed_weight_floats(shape_);
     const auto pack = [&](float* to) { conv::pack_weight(shape_, at(frame, w_), strides_, to, parallel_tasks); };
     const auto kept = weight_.packed(frame, floats, pack);
     float* const work = workspace(conv::forward_workspace(shape_) + (kept ? 0 : floats));
     if (!kept) pack(work);
-    conv::forward(shape_, at(frame, x_), kept ? kept->data : work, bias_ == kNoSlot ? nullptr : at(frame, bias_),
-                  at(frame, y_), kept ? work : work + floats, parallel_tasks, at::get_num_threads());
+    const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false, done};
+    conv::forward(shape_, at(frame, x_), kept ? kept->data : work, epilogue, at(frame, y_), kept ? work : work + floats,
+                  parallel_tasks, at::get_num_threads());
   }
 
- private:
   conv::Shape shape_;
   FrozenOperand weight_;
   conv::WeightStrides strides_;
@@ -486,6 +497,13 @@ Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
 bool has_library_kernel(const Node& node) {
   const MetaOf meta = [](Value v) -> const TensorMeta& { return v.meta(); };
   return choose(node, meta, meta).kind != Choice::Kind::None;
+}
+
+int64_t result_rows(const Node& node) {
+  const TensorMeta& y = node.results[0];
+  if (node.op.name() == "aten::convolution") return y.numel() / y.sizes[1];
+  if (product_of(node) && y.dim() == 2 && y.is_contiguous()) return y.sizes[0];
+  return 0;
 }
 
 std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& slot_of,

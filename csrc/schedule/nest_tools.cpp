@@ -341,7 +341,8 @@ void reuse_values(Nest& n) {
 }
 
 void order_loops(Nest& n) {
-  // Weight of a variable as innermost: accesses along it that are contiguous, minus those that jump.
+  // Weight of a variable as innermost: accesses along it that are contiguous, minus those that jump. Without a gain
+  // the order stays that of the strides, in which rows follow each other.
   const auto score = [&](int v, const std::vector<const Stage*>& stages) {
     double total = 0;
     for (const Stage* s : stages) {
@@ -380,7 +381,7 @@ void order_loops(Nest& n) {
     size_t best = vars.size() - 1;
     double best_score = score(vars[best], stages);
     for (size_t k = vars.size() - 1; k-- > 0;)
-      if (const double s = score(vars[k], stages); s > best_score) best = k, best_score = s;
+      if (const double s = score(vars[k], stages); s > best_score && s > 0) best = k, best_score = s;
     const int last = vars[best];
     vars.erase(vars.begin() + static_cast<std::ptrdiff_t>(best));
     vars.push_back(last);

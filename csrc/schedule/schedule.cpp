@@ -1,6 +1,9 @@
 #include "schedule/schedule.h"
 
+#include <numeric>
+
 #include "base/error.h"
+#include "schedule/epilogues.h"
 #include "schedule/fuse.h"
 #include "schedule/groups.h"
 
@@ -71,6 +74,8 @@ Plan make_plan(const loops::Program& program, const Options& options) {
     if (combine) add_kernel(std::move(*combine));
   }
   if (options.fusion) join_segments(plan);
+  if (options.fusion && options.epilogues) attach_epilogues(plan);
+  if (options.fusion && options.in_place) share_places(plan);
   return plan;
 }
 
@@ -83,12 +88,12 @@ std::vector<std::pair<int, int>> liveness(const Plan& plan) {
   for (size_t s = 0; s < plan.steps.size(); ++s) {
     const Step& step = plan.steps[s];
     const int at = static_cast<int>(s);
-    if (step.is_kernel) {
-      for (const KernelArg& a : plan.kernels[step.index].args) touch(a.buffer, at);
-    } else {
-      for (BufferId b : plan.externs[step.index].reads) touch(b, at);
-      for (BufferId b : plan.externs[step.index].writes) touch(b, at);
-    }
+    const int kernel = step.is_kernel ? step.index : step.epilogue;
+    if (kernel >= 0)
+      for (const KernelArg& a : plan.kernels[kernel].args) touch(a.buffer, at);
+    if (step.is_kernel) continue;
+    for (BufferId b : plan.externs[step.index].reads) touch(b, at);
+    for (BufferId b : plan.externs[step.index].writes) touch(b, at);
   }
   return live;
 }
@@ -96,7 +101,19 @@ std::vector<std::pair<int, int>> liveness(const Plan& plan) {
 MemoryPlan plan_memory(const Plan& plan) {
   MemoryPlan memory;
   memory.offsets.assign(plan.buffers.size(), -1);
-  const auto live = liveness(plan);
+  auto live = liveness(plan);
+  // Buffers in one place are one buffer: the first of them, which lives as long as all of them.
+  std::vector<BufferId> place(plan.buffers.size());
+  std::iota(place.begin(), place.end(), 0);
+  for (const Step& s : plan.steps) {
+    const int kernel = s.is_kernel ? s.index : s.epilogue;
+    if (kernel < 0) continue;
+    for (const KernelArg& a : plan.kernels[kernel].args) {
+      if (a.place < 0) continue;
+      place[a.buffer] = place[a.place];
+      live[place[a.buffer]].second = std::max(live[place[a.buffer]].second, live[a.buffer].second);
+    }
+  }
   struct Block {
     BufferId buffer;
     int64_t bytes;
@@ -104,7 +121,7 @@ MemoryPlan plan_memory(const Plan& plan) {
   std::vector<Block> order;
   for (size_t b = 0; b < plan.buffers.size(); ++b) {
     const loops::Buffer& buffer = plan.buffers[b];
-    if (buffer.kind != loops::BufferKind::Temp || live[b].first < 0) continue;
+    if (buffer.kind != loops::BufferKind::Temp || live[b].first < 0 || place[b] != static_cast<BufferId>(b)) continue;
     const int64_t bytes = std::max<int64_t>(buffer.numel, 1) * dtype_size(buffer.dtype);
     order.push_back({static_cast<BufferId>(b), (bytes + 63) / 64 * 64});
   }
@@ -126,20 +143,21 @@ MemoryPlan plan_memory(const Plan& plan) {
     memory.arena_bytes = std::max(memory.arena_bytes, at + x.bytes);
     placed.push_back(x);
   }
+  for (size_t b = 0; b < place.size(); ++b) memory.offsets[b] = memory.offsets[place[b]];
   return memory;
 }
 
 std::string print(const Plan& plan) {
   std::string out;
   for (const Step& s : plan.steps) {
-    if (!s.is_kernel) {
-      out += "extern " + plan.externs[s.index].name + "\n";
-      continue;
-    }
-    const Kernel& k = plan.kernels[s.index];
-    out += std::string("kernel ") + (k.vectorize_outer ? "columns" : "rows");
+    if (!s.is_kernel) out += "extern " + plan.externs[s.index].name + "\n";
+    const int index = s.is_kernel ? s.index : s.epilogue;
+    if (index < 0) continue;
+    const Kernel& k = plan.kernels[index];
+    out += std::string(s.is_kernel ? "kernel " : "epilogue ") + (k.vectorize_outer ? "columns" : "rows");
     for (const KernelArg& a : k.args)
-      out += " " + plan.buffers[a.buffer].name + (a.written ? a.read ? ":rw" : ":w" : ":r");
+      out += " " + plan.buffers[a.buffer].name + (a.written ? a.read ? ":rw" : ":w" : ":r") +
+             (a.place >= 0 ? "@" + plan.buffers[a.place].name : "");
     for (int64_t extent : k.segments) out += " segment:" + std::to_string(extent);
     out += "\n" + loops::print(k.nest, plan.buffers);
   }

@@ -14,6 +14,7 @@ using loops::BufferId;
 struct KernelArg {
   BufferId buffer;
   bool read = false, written = false;
+  BufferId place = -1;  // the argument in whose memory this one lies (an in-place result); -1: memory of its own
 };
 
 /// One fused nest, ready for an emitter. Buffers of kind Scratch are not among args: the emitter lays them out.
@@ -26,11 +27,14 @@ struct Kernel {
   /// pointwise over at most one variable; segment k runs it over its own extent and its own buffers, which stand at
   /// args[k * n .. (k + 1) * n), n = args.size() / segments.size(), in the order of the first's.
   std::vector<int64_t> segments;
+  /// Of an epilogue: the library call's result, which the units load in order; else -1.
+  BufferId streamed = -1;
 };
 
 struct Step {
   bool is_kernel = true;
-  int index = 0;  // into Plan::kernels, or the program's externs
+  int index = 0;      // into Plan::kernels, or the program's externs
+  int epilogue = -1;  // of an extern: the kernel that takes its result's rows as they are made; into Plan::kernels
 };
 
 /// What runs, in order. `buffers` begins with the program's own and may have more (partial results, scratch).
@@ -43,7 +47,9 @@ struct Plan {
 
 struct Options {
   bool fusion = true;
-  int threads = 1;  // split reductions are cut for this many
+  bool epilogues = true;  // attach_epilogues
+  bool in_place = true;   // share_places
+  int threads = 1;        // split reductions are cut for this many
   int simd_bits = 512;
   int64_t max_ops = 512;  // instructions in one fused kernel
 };
@@ -56,8 +62,8 @@ struct MemoryPlan {
   std::vector<int64_t> offsets;
   int64_t arena_bytes = 0;
 };
-/// First fit by size over lifetimes in steps; 64-byte alignment. A pointwise kernel's output may take the place of an
-/// input that dies there if every access of both has the same index.
+/// First fit by size over lifetimes in steps; 64-byte alignment. Buffers that share a place (KernelArg::place) have one
+/// offset and live as one.
 MemoryPlan plan_memory(const Plan& plan);
 /// First and last step that touches each buffer; {-1, -1} for none.
 std::vector<std::pair<int, int>> liveness(const Plan& plan);

@@ -15,6 +15,11 @@ namespace kiln::codegen {
 /// the program stops with CompiledKernel::errors[k - 1] (an IndexError, or a division by zero).
 using KernelFn = int32_t (*)(void* const* buffers, const int64_t* args, int64_t begin, int64_t end, void* scratch);
 
+/// Which part of a buffer each unit of a kernel loads: elements [first[u], last[u]], both rising with u.
+struct UnitSpans {
+  std::vector<int64_t> first, last;
+};
+
 struct CompiledKernel {
   std::string name;
   KernelFn fn = nullptr;
@@ -22,6 +27,7 @@ struct CompiledKernel {
   int64_t units = 0;          // the parallel domain is [0, units)
   int64_t grain = 1;          // units that are worth a task of their own
   int64_t scratch_bytes = 0;  // per thread
+  UnitSpans reads;            // of Kernel::streamed, if it has one; else, or if units do not read it in order, empty
   std::vector<std::string> errors;
   std::shared_ptr<const std::string> text;  // generated code, when asked for
   std::shared_ptr<void> owner;              // keeps the code mapped

@@ -1,8 +1,10 @@
 #include "codegen/common/shape.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
+#include "schedule/nest_tools.h"
 
 namespace kiln::codegen {
 
@@ -154,6 +156,8 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     const bool pointwise = nest.stages.size() == 1 && nest.stages[0].vars.empty();
     shape.blocks_outermost = pointwise && width > 1 && transposes(nest, shape.lane_var, shape.unit_vars);
     if (shape.blocks_outermost) shape.block = step;
+    // Small units fit to whatever block of rows is finished.
+    if (kernel.streamed >= 0) shape.block = std::min(shape.block, std::max(step, 2048 / step * step));
     if (shape.block >= extent) shape.block = extent;
     shape.blocks = shape.block > 0 ? (extent + shape.block - 1) / shape.block : 0;
   } else {
@@ -210,6 +214,48 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       }
     }
   return shape;
+}
+
+UnitSpans unit_spans(const schedule::Kernel& kernel, const KernelShape& shape) {
+  constexpr int64_t kMostUnits = 1 << 16;
+  const Nest& nest = kernel.nest;
+  if (kernel.streamed < 0 || shape.segmented || shape.blocks_outermost || shape.units > kMostUnits) return {};
+  UnitSpans spans;
+  spans.first.assign(shape.units, std::numeric_limits<int64_t>::max());
+  spans.last.assign(shape.units, -1);
+  for (const Stage& s : nest.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = nest.insts[id];
+      if (i.buffer != kernel.streamed) continue;
+      const auto index = i.op == Opcode::Load ? schedule::as_affine(i.index) : std::nullopt;
+      if (!index) return {};
+      std::vector<int64_t> stride(nest.extents.size(), 0);
+      int64_t within = 0;  // what inner variables add at most
+      for (const schedule::Digit& d : index->digits) {
+        stride[d.var] = d.stride;
+        if (std::find(nest.outer.begin(), nest.outer.end(), d.var) == nest.outer.end())
+          within += d.stride * (nest.extents[d.var] - 1);
+      }
+      for (int64_t unit = 0; unit < shape.units; ++unit) {
+        int64_t first = index->offset, last = within, rest = unit;
+        if (shape.lane_var >= 0) {
+          const int64_t lane = rest % shape.blocks * shape.block;
+          rest /= shape.blocks;
+          first += stride[shape.lane_var] * lane;
+          last += stride[shape.lane_var] * (std::min(shape.block, nest.extents[shape.lane_var] - lane) - 1);
+        }
+        for (size_t k = shape.unit_vars.size(); k-- > 0;) {
+          const int v = shape.unit_vars[k];
+          first += stride[v] * (rest % nest.extents[v]);
+          rest /= nest.extents[v];
+        }
+        spans.first[unit] = std::min(spans.first[unit], first);
+        spans.last[unit] = std::max(spans.last[unit], first + last);
+      }
+    }
+  if (!std::is_sorted(spans.first.begin(), spans.first.end()) || !std::is_sorted(spans.last.begin(), spans.last.end()))
+    return {};
+  return spans;
 }
 
 }  // namespace kiln::codegen

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/common/kernel.h"
 #include "schedule/schedule.h"
 
 // What every emitter has to know of a kernel before it writes code: how its outer domain is cut into parallel units,
@@ -31,6 +32,10 @@ struct KernelShape {
 };
 
 KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits);
+
+/// Which part of Kernel::streamed each unit loads; empty if there is none, if a load of it is masked or its index no
+/// sum of multiples of loop variables, or if the units do not walk through it in order.
+UnitSpans unit_spans(const schedule::Kernel& kernel, const KernelShape& shape);
 
 /// Rough cost of one outer point, in scalar-operation units.
 double point_cost(const loops::Nest& nest);

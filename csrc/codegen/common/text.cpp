@@ -9,11 +9,15 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
   std::string head = kernel.vectorize_outer ? "columns" : "rows";
   const size_t pointers = kernel.segments.empty() ? kernel.args.size() : kernel.args.size() / kernel.segments.size();
   if (!kernel.segments.empty()) head += " segments";
+  if (kernel.streamed >= 0) head += " streamed";
   for (size_t k = 0; k < pointers; ++k) {
     loops::Buffer& b = named.at(kernel.args[k].buffer);
     b.name = "b" + std::to_string(k);
     head += " " + b.name + ":" + std::string(dtype_name(b.dtype)) + (kernel.args[k].written ? "w" : "r");
   }
+  for (size_t k = 0; k < pointers; ++k)
+    if (kernel.args[k].place >= 0)
+      head += " " + named[kernel.args[k].buffer].name + "@" + named[kernel.args[k].place].name;
   int scratch = 0;
   for (const loops::Stage& s : kernel.nest.stages)
     for (loops::ValueId id : s.body) {

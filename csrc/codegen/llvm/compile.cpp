@@ -47,6 +47,7 @@ std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& ke
     c.scratch_bytes = shapes[k].scratch_bytes;
     c.errors = shapes[k].errors;
     c.args = shapes[k].args;
+    c.reads = unit_spans(kernels[k], shapes[k]);
     if (c.units == 0) continue;
     const auto [it, fresh] = by_text.try_emplace(canonical_text(kernels[k], buffers), static_cast<int>(uniques.size()));
     if (fresh) uniques.push_back({{}, "kernel_" + std::to_string(uniques.size()), nullptr});

@@ -40,7 +40,7 @@ void Emitter::emit(const std::string& symbol) {
   std::vector<std::pair<loops::BufferId, llvm::MDNode*>> scopes;
   const auto add_pointer = [&](loops::BufferId id, Value* p, bool written) {
     pointers_[id] = p;
-    written_[id] = written;
+    written_[id] |= written;
     llvm::MDNode* scope = metadata.createAnonymousAliasScope(domain);
     scope_[id] = llvm::MDNode::get(context_, {scope});
     scopes.push_back({id, scope});
@@ -52,10 +52,20 @@ void Emitter::emit(const std::string& symbol) {
     if (shape_.scratch_offset[id] >= 0)
       add_pointer(static_cast<loops::BufferId>(id),
                   b_.CreateConstGEP1_64(b_.getInt8Ty(), fn_->getArg(4), shape_.scratch_offset[id]), true);
+  // But for the results in place, which lie in an input's memory.
+  for (const schedule::KernelArg& a : kernel_.args)
+    if (a.place >= 0) {
+      const auto scope_of = [&](loops::BufferId id) {
+        return std::find_if(scopes.begin(), scopes.end(), [&](const auto& s) { return s.first == id; });
+      };
+      scope_of(a.buffer)->second = scope_of(a.place)->second;
+      scope_[a.buffer] = scope_[a.place];
+      written_[a.place] = true;
+    }
   for (const auto& [id, scope] : scopes) {
     std::vector<llvm::Metadata*> others;
     for (const auto& [other, s] : scopes)
-      if (other != id) others.push_back(s);
+      if (s != scope) others.push_back(s);
     noalias_[id] = others.empty() ? nullptr : llvm::MDNode::get(context_, others);
   }
 

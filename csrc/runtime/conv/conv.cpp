@@ -122,8 +122,8 @@ void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, f
 
 int64_t forward_workspace(const Shape& s) { return frame_floats(s); }
 
-void forward(const Shape& s, const float* x, const float* packed, const float* bias, float* y, float* workspace,
-             const Parallel& parallel, int threads) {
+void forward(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
+             float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
   const Depths depths = depths_of(s);
   const Image image = image_of(s, x, workspace, parallel);
@@ -142,7 +142,7 @@ void forward(const Shape& s, const float* x, const float* packed, const float* b
     }
   };
   gemm::multiply_indirect(
-      s.outputs(), depths, rows, PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; }, {bias, false}, parallel,
+      s.outputs(), depths, rows, PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; }, epilogue, parallel,
       threads);
 }
 

@@ -24,9 +24,10 @@ struct WeightStrides {
 int64_t packed_weight_floats(const Shape& s);
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const gemm::Parallel& parallel);
-/// y = conv(x, weight) (+ bias[co]), the weight packed. `workspace`: forward_workspace floats, 64-byte aligned.
-void forward(const Shape& s, const float* x, const float* packed, const float* bias, float* y, float* workspace,
-             const gemm::Parallel& parallel, int threads);
+/// y = conv(x, weight) (+ epilogue.bias[co]), the weight packed; a row of the epilogue is a pixel. `workspace`:
+/// forward_workspace floats, 64-byte aligned.
+void forward(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
+             float* workspace, const gemm::Parallel& parallel, int threads);
 int64_t forward_workspace(const Shape& s);
 
 /// dx from dy and weight.

@@ -1,7 +1,9 @@
 #include "runtime/gemm/gemm.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <memory>
 
 #include "runtime/gemm/kernels.h"
 
@@ -105,9 +107,13 @@ void run_panels(const Depths::Block& block, const PackedB& layout, const float* 
 /// follow each other share a range, so that it stays in the caches while all rows meet it.
 struct Cut {
   static constexpr int64_t kCachedFloats = 1 << 19;
+  /// Rows of C that wait for whoever takes finished rows stay in the second-level cache.
+  static constexpr int64_t kWaitingFloats = 1 << 16;
   int64_t rows, row_tasks, panels_each, column_tasks;
-  Cut(int64_t m, const Depths& depths, const PackedB& layout, int threads)
-      : rows(rows_per_task(m, depths.blocks[0].depth, tile().mr, threads)), row_tasks(ceil_div(m, rows)) {
+  Cut(int64_t m, const Depths& depths, const PackedB& layout, int threads, bool rows_wait = false)
+      : rows(rows_per_task(m, depths.blocks[0].depth, tile().mr, threads)) {
+    if (rows_wait) rows = std::min(rows, std::max<int64_t>(1, kWaitingFloats / layout.n / tile().mr) * tile().mr);
+    row_tasks = ceil_div(m, rows);
     const int64_t wanted = std::clamp<int64_t>(ceil_div(threads * 4, row_tasks), 1, layout.panels());
     const int64_t cached = std::max<int64_t>(4, kCachedFloats / (depths.k * tile().nr));
     panels_each = std::min(ceil_div(layout.panels(), wanted), cached);
@@ -115,6 +121,29 @@ struct Cut {
   }
   int64_t first_row(int64_t task) const { return task % row_tasks * rows; }
   int64_t first_panel(int64_t task) const { return task / row_tasks * panels_each; }
+};
+
+/// Finds out, task by task, when all columns of a block of rows are done.
+class RowsLeft {
+ public:
+  RowsLeft(const Cut& cut, int64_t m, const RowsDone* done) : cut_(cut), m_(m), done_(done) {
+    if (!done_ || cut_.column_tasks == 1) return;
+    left_ = std::make_unique<std::atomic<int64_t>[]>(cut_.row_tasks);
+    for (int64_t r = 0; r < cut_.row_tasks; ++r) left_[r].store(cut_.column_tasks, std::memory_order_relaxed);
+  }
+  void finished(int64_t task) {
+    if (!done_) return;
+    const int64_t row = cut_.first_row(task);
+    // The last one to finish has seen what the others wrote.
+    if (left_ && left_[task % cut_.row_tasks].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    (*done_)(row, std::min(m_, row + cut_.rows));
+  }
+
+ private:
+  const Cut& cut_;
+  int64_t m_;
+  const RowsDone* done_;
+  std::unique_ptr<std::atomic<int64_t>[]> left_;
 };
 
 /// How much of B is packed at a time: what stays in the caches until it is used, and no more memory than that.
@@ -213,7 +242,8 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
     return;
   }
   // Otherwise pack A into panels of mr rows, k-major.
-  const Cut cut(m, depths, layout, threads);
+  const Cut cut(m, depths, layout, threads, epilogue.rows_done != nullptr);
+  RowsLeft left(cut, m, epilogue.rows_done);
   const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
   if (cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
   parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
@@ -234,6 +264,7 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
       run_panels(block, layout, packed, panel0, std::min(layout.panels(), panel0 + cut.panels_each), i0, i1, left_of,
                  Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k});
     }
+    left.finished(task);
   });
 }
 
@@ -276,7 +307,9 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
   for (int64_t j = 0; j < n; j += chunk.n)
     for (int64_t p = 0; p < k; p += chunk.k) {
       const int64_t width = std::min(chunk.n, n - j), depth = std::min(chunk.k, k - p);
-      const Epilogue e{epilogue.bias && p + depth == k ? epilogue.bias + j : nullptr, epilogue.accumulate || p > 0};
+      const bool last = j + width == n && p + depth == k;
+      const Epilogue e{epilogue.bias && p + depth == k ? epilogue.bias + j : nullptr, epilogue.accumulate || p > 0,
+                       last ? epilogue.rows_done : nullptr};
       pack(depth, width, {b.data + p * b.row + j * b.col, b.row, b.col}, workspace, parallel);
       multiply_packed(m, width, depth, {a.data + p * a.col, a.row, a.col}, workspace, c + j, ldc, e, work, parallel,
                       threads);
@@ -287,7 +320,8 @@ void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows,
                        const float* packed, float* c, const std::function<int64_t(int64_t)>& row_of_c,
                        const Epilogue& epilogue, const Parallel& parallel, int threads) {
   if (m == 0 || layout.n == 0) return;
-  const Cut cut(m, depths, layout, threads);
+  const Cut cut(m, depths, layout, threads, epilogue.rows_done != nullptr);
+  RowsLeft left(cut, m, epilogue.rows_done);
   parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
     const int64_t i0 = cut.first_row(task), i1 = std::min(m, i0 + cut.rows), panel0 = cut.first_panel(task);
     TileTable table;
@@ -298,6 +332,7 @@ void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows,
           [&](int64_t index) { return table.tile_at(index); },
           Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
     }
+    left.finished(task);
   });
 }
 

@@ -52,7 +52,7 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
         auto* packed_data =
             reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data_ptr<float>()) + 63) & ~uintptr_t{63});
         pack_weight(s, w.data_ptr<float>(), ws, packed_data, kSerial);
-        forward(s, x.data_ptr<float>(), packed_data, bias.data_ptr<float>(), y.data_ptr<float>(), aligned, kSerial,
+        forward(s, x.data_ptr<float>(), packed_data, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned, kSerial,
                 threads);
         expect_close(y.permute({0, 3, 1, 2}), want, "forward");
         const auto dy = at::randn({c.n, s.oh, s.ow, c.co});
