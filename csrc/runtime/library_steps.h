@@ -8,7 +8,8 @@ namespace kiln::runtime {
 /// planned memory. Convolutions ask for channels-last activations; see graph/passes.
 bool has_library_kernel(const graph::Node& node);
 
-/// How many rows of equal length the first result of such a node is made of, if it is made row by row (RowsStep); else 0.
+/// How many rows of equal length the first result of such a node is made of, if it is made row by row (RowsStep); else
+/// 0.
 int64_t result_rows(const graph::Node& node);
 
 /// The step of such a node; null if has_library_kernel says no for the slots' actual layouts. `results` has a slot for

@@ -152,6 +152,22 @@ def custom_function(cls, args, differentiated):
     return result
 
 
+def _group_tensors_by_device_and_dtype(tensorlistlist, with_indices=False):
+    """What torch._C's function of this name does: the lists' tensors by the device and dtype of the first list's."""
+    groups = {}
+    for i, first in enumerate(tensorlistlist[0]):
+        key = (first.device, first.dtype)
+        if key not in groups:
+            groups[key] = ([[] for _ in tensorlistlist], [])
+        lists, indices = groups[key]
+        for group, tensors in zip(lists, tensorlistlist):
+            if len(tensors) > 0:
+                group.append(tensors[i])
+        if with_indices:
+            indices.append(i)
+    return groups
+
+
 def _single_tensor_adam(
     params,
     grads,

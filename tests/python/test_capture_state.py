@@ -385,3 +385,33 @@ def test_the_random_module_is_called_each_time():
         random.seed(5)
         results.append([function(X) for _ in range(3)])
     assert_same(*results)
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+@pytest.mark.parametrize("clip", ["norm", "inf norm", "value"])
+def test_clipped_gradients_stay_in_the_graph(clip, foreach):
+    def train(compiled):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+        optimizer = torch.optim.AdamW(net.parameters())
+
+        def step(x):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            norm = None
+            if clip == "value":
+                torch.nn.utils.clip_grad_value_(net.parameters(), 0.1, foreach=foreach)
+            else:
+                kind = float("inf") if clip == "inf norm" else 2.0
+                norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5, norm_type=kind, foreach=foreach)
+            optimizer.step()
+            return norm
+
+        run = kiln.compile(step, fullgraph=True) if compiled else step
+        return [run(torch.randn(2, 4).double()) for _ in range(4)], list(net.parameters())
+
+    norms, parameters = train(False)
+    found_norms, found = train(True)
+    for a, b in zip(norms + parameters, found_norms + found, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b)

@@ -175,7 +175,9 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     std::copy(args, args + all, flat.begin() + 2);
     return call(function, flat.data() + 1, (n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
   };
-  switch (user_rule(callable)) {
+  const UserRule rule = user_rule(callable);
+  if (PyObject* number = rule == UserRule::None ? nullptr : number_among(args, all)) return specialize(number);
+  switch (rule) {
     case UserRule::None:
       break;
     case UserRule::Disallow:
@@ -195,7 +197,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     if (torch_depth == 0 && all > 0 && is_functional_leaf(callable)) {
       bool fake = false;
       for (size_t i = 0; i < all && !fake; ++i) fake = has_fake(args[i]);
-      if (fake) return torch_call(callable, args, n, kwnames, native);
+      if (fake && !number_among(args, all)) return torch_call(callable, args, n, kwnames, native);
     }
     return native();
   }
@@ -217,6 +219,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
       t == &_PyMethodWrapper_Type || t == &PyClassMethodDescr_Type)
     return call_c(callable, args, nargsf, kwnames);
   if (is_torch_operator(callable)) {
+    if (PyObject* number = number_among(args, all)) return specialize(number);
     return torch_call(callable, args, n, kwnames, [&] {
       Paused paused_here(*this);
       return native();
@@ -262,6 +265,11 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
+  if (PyObject* number = number_among(args, count_of(nargsf, kwnames))) {
+    if (t == &PyType_Type && count_of(nargsf, kwnames) == 1)
+      return Py_NewRef(reinterpret_cast<PyObject*>(&PyFloat_Type));
+    if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
+  }
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
     if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) || PyType_IsSubtype(t, &PyFrozenSet_Type))
@@ -297,6 +305,29 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   };
   const size_t count = n + (bound ? 1 : 0);
   const Policy policy = policy_of(callable);
+  if (PyObject* number = number_among(args, count_of(nargsf, kwnames)); number && policy != Policy::Number) {
+    bool tensor = bound && py::is_tensor(self);
+    for (size_t i = 0; i < n; ++i) tensor = tensor || py::is_tensor(args[i]);
+    if (tensor && (policy == Policy::Torch || policy == Policy::Operator)) {
+      std::vector<PyObject*> flat(args, args + count_of(nargsf, kwnames));
+      if (!bound) return call_with_numbers(callable, flat, kwnames);
+      flat.insert(flat.begin(), self);
+      py::Ref method = py::Ref::steal(PyObject_GetAttrString(
+          reinterpret_cast<PyObject*>(Py_TYPE(self)), reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name));
+      return method ? call_with_numbers(method.get(), flat, kwnames) : nullptr;
+    }
+    // What only keeps it, or asks for its class.
+    const std::string name = PyCFunction_Check(callable) ? reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name
+                             : (Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type)
+                                 ? PyUnicode_AsUTF8(PyDescr_NAME(callable))
+                                 : "";
+    PyObject* receiver = arg(0);
+    const bool keeps = receiver && !is_number(receiver) && (PyList_Check(receiver) || PyDict_Check(receiver)) &&
+                       policy == Policy::Pure && n > 0;
+    const bool stores = policy == Policy::SetAttr || policy == Policy::ObjectSetAttr;
+    const bool asks = name == "isinstance" || name == "__instancecheck__";
+    if (!keeps && !stores && !asks && policy != Policy::Operator) return specialize(number);
+  }
   switch (policy) {
     case Policy::Pure:
     case Policy::Iter:
@@ -403,6 +434,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_requires_grad(callable, args, nargsf, kwnames);
     case Policy::CustomFunction:
       return custom_function_step(args, n);
+    case Policy::Number:
+      return number_step(args, n);
     case Policy::RunBackward:
       return call_run_backward(callable, args, nargsf, kwnames);
     case Policy::Break:

@@ -34,6 +34,7 @@ enum class Policy : unsigned char {
   RequiresGrad,
   RunBackward,
   CustomFunction,
+  Number,
   Polyfill,
   Defer,
   Break,

@@ -29,7 +29,8 @@ struct CaptureResult {
   std::vector<py::Ref> example_inputs;        // the real tensors of this call, in the order of `inputs`
   std::vector<SideEffect> side_effects;
   Exit exit;
-  int64_t num_ops = 0;  // torch-level calls recorded
+  int64_t num_ops = 0;                              // torch-level calls recorded
+  std::unordered_set<std::string> constant_floats;  // of CaptureOptions::changing_floats, those that must be constants
 };
 
 /// Options of one kiln.compile call that capture needs.
@@ -37,6 +38,10 @@ struct CaptureOptions {
   bool fullgraph = false;
   /// Offsets (root code) at which an earlier attempt found that it must break; capture breaks there at once.
   std::unordered_set<int> break_at;
+  /// Sources (as text) of floats that become inputs of the graph, if the program needs no more than arithmetic of them.
+  const std::unordered_set<std::string>* changing_floats = nullptr;
+  /// Those of them whose value was needed after all.
+  std::unordered_set<std::string> constant_floats;
 };
 
 /// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call

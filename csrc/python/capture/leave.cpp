@@ -262,6 +262,14 @@ RecipePtr Leaver::recipe(PyObject* o) {
   if (!o) return make(Recipe::Kind::Null);
   const Class c = m.classify(o);
   if (c == Class::Constant || c == Class::Type) return constant(o);
+  if (m.is_number(o) && !made_.count(o)) {
+    if (auto s = m.number_sources.find(o); s != m.number_sources.end()) return made_[o] = source(s->second);
+    RecipePtr r = begin(o, Recipe::Kind::Call);
+    r->object = py::Ref::borrow(number_value_function());
+    py::Ref tensor = py::Ref::steal(PyObject_GetAttrString(o, "tensor"));
+    r->parts.push_back(recipe(tensor.get()));
+    return r;
+  }
   auto it = made_.find(o);
   if (it != made_.end()) {
     if (open_.count(o)) throw NotRebuildable{"a container that contains itself"};

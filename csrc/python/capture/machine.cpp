@@ -5,6 +5,7 @@
 
 #include "aten/fake.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
@@ -409,13 +410,24 @@ CaptureResult Machine::run() {
 CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {
   names();
   load_callables();
+  if (given.changing_floats && !given.changing_floats->empty()) load_numbers();
   CaptureOptions options = given;
   std::unordered_map<int, BreakReason> reasons;
   for (int attempt = 0; attempt < 64; ++attempt) {
     Machine m(tstate, frame, options);
     m.break_reasons = reasons;
     CaptureResult result = m.run();
-    if (m.done) return result;
+    if (!m.needed_floats.empty()) {
+      for (const std::string& s : m.needed_floats)
+        log_artifact(Topic::recompiles, s,
+                     "changes between calls, but stays a constant: its value is needed\n" + m.reason.stack);
+      options.constant_floats.insert(m.needed_floats.begin(), m.needed_floats.end());
+      continue;
+    }
+    if (m.done) {
+      result.constant_floats = options.constant_floats;
+      return result;
+    }
     if (m.root_instruction < 0 || !options.break_at.insert(m.root_instruction).second)
       throw Unsupported(m.reason.cause);
     reasons[m.root_instruction] = m.reason;

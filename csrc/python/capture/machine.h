@@ -70,6 +70,10 @@ struct Overlay {
 };
 
 class Leaver;
+/// Imports kiln._numbers, outside of a capture.
+void load_numbers();
+/// What gives a number's value on leaving.
+PyObject* number_value_function();
 
 class Machine {
  public:
@@ -206,6 +210,23 @@ class Machine {
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
+
+  // --- floats that change between calls: numbers.cpp ---
+  /// Whether `o`, a float or a tuple with floats found at `source`, is to be an input of the graph.
+  bool is_changing(PyObject* o, const SourcePtr& source) const;
+  /// The kiln._numbers.Number that stands for float `o`. New reference.
+  PyObject* number_for(PyObject* o, const SourcePtr& source);
+  bool is_number(PyObject* o) const;
+  PyObject* number_among(PyObject* const* args, size_t n) const;
+  /// Ends this attempt, since the value of `number` is needed. Null.
+  PyObject* specialize(PyObject* number);
+  PyObject* number_step(PyObject* const* args, size_t n);
+  PyObject* operate_on_numbers(const char* op, PyObject* const* args);
+  PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
+  bool has_numbers = false;
+  std::unordered_map<std::string, py::Ref> numbers;         // by source
+  std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
+  std::unordered_set<std::string> needed_floats;            // sources whose values the program needed
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.

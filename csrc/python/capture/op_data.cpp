@@ -19,6 +19,8 @@ PyObject* operator_object(const char* name) {
 PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
   bool tensor = false;
   for (size_t i = 0; i < n; ++i) tensor |= py::is_tensor(args[i]);
+  if (PyObject* number = m.number_among(args, n); number && tensor)
+    return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
   if (!tensor) return m.after_c_call(f(args));
   return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
 }

@@ -245,6 +245,7 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
   const Class c = classify(o);
   switch (c) {
     case Class::Constant:
+      if (is_changing(o, source)) return number_for(o, source);
       guard(o == Py_None || PyBool_Check(o) ? GK::Is : GK::Equals, source, o);
       return Py_NewRef(o);
     case Class::Singleton:
@@ -254,7 +255,7 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
       return Py_NewRef(o);
     case Class::Tuple:
     case Class::FrozenSet:
-      if (is_constant(o)) {
+      if (is_constant(o) && !is_changing(o, source)) {
         guard(GK::Equals, source, o);
         return Py_NewRef(o);
       }
@@ -434,8 +435,9 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
   std::vector<std::pair<SourcePtr, py::Ref>> constants;
   std::vector<py::Ref> inner;
   auto element = [&](PyObject* v, const SourcePtr& s) -> py::Ref {
-    const bool constant = is_constant(v);
-    if (constant) {
+    const bool changing = is_changing(v, s);
+    if (changing && PyFloat_CheckExact(v)) return py::Ref::steal(number_for(v, s));
+    if (!changing && is_constant(v)) {
       constants.emplace_back(s, py::Ref::borrow(v));
       return py::Ref::borrow(v);
     }

@@ -37,6 +37,8 @@ void CodeCache::clear() {
   gone.swap(entries);
   eager = false;
   compiles = 0;
+  changing_floats.clear();
+  constant_floats.clear();
 }
 
 CodeInfo::CodeInfo() { all_infos().insert(this); }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "python/frame/leave.h"
@@ -43,6 +44,8 @@ struct CodeCache {
   std::vector<EntryPtr> entries;
   bool eager = false;    // compile no more: the code cannot be captured, or the limit is reached
   int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
+  /// Sources of floats that had another value in a later call, and those of them whose values the program needs.
+  std::unordered_set<std::string> changing_floats, constant_floats;
   void clear();
 };
 

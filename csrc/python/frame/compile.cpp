@@ -217,8 +217,11 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     StageTimer timer("capture");
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
+    if (!config.backend) options.changing_floats = &cache.changing_floats;
+    options.constant_floats = cache.constant_floats;
     const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
+    cache.constant_floats = result.constant_floats;
   }
   check_signals();
   const bool breaks = result.exit.kind == Exit::Kind::Break;
@@ -256,10 +259,14 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   return entry;
 }
 
+guards::Call call_of(PyCodeObject* code, _PyInterpreterFrame* frame) {
+  const int first_free = code->co_nlocalsplus - code->co_nfreevars;
+  return {frame->localsplus, first_free, frame->f_func->func_closure, first_free};
+}
+
 /// The guards that failed for this call, one line for each entry.
 std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& cache) {
-  guards::Call call{frame->localsplus, code->co_nlocalsplus - code->co_nfreevars, frame->f_func->func_closure,
-                    code->co_nlocalsplus - code->co_nfreevars};
+  const guards::Call call = call_of(code, frame);
   std::string text;
   for (size_t i = 0; i < cache.entries.size(); ++i) {
     const std::string failure = cache.entries[i]->tree.failure(call);
@@ -294,6 +301,9 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
   }
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
+  if (!cache.entries.empty() && !pass_disabled("capture.changing_floats"))
+    for (const auto& source : cache.entries.front()->tree.changed_floats(call_of(code, frame)))
+      cache.changing_floats.insert(source->text());
   if (cache.compiles >= options().recompile_limit) {
     const std::string text =
         "kiln: " + place + " was compiled " + std::to_string(cache.compiles) +

@@ -89,7 +89,10 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
   if (entry.graph) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
-    for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(THPVariable_Unpack(values[i]));
+    for (size_t i = 0; i < entry.num_inputs; ++i)
+      inputs.push_back(PyFloat_CheckExact(values[i])
+                           ? at::scalar_tensor(PyFloat_AS_DOUBLE(values[i]), at::TensorOptions().dtype(at::kDouble))
+                           : THPVariable_Unpack(values[i]));
     entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
     try {

@@ -369,6 +369,33 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   return true;
 }
 
+std::vector<SourcePtr> GuardTree::changed_floats(const Call& call) {
+  Owned owned;
+  std::vector<SourcePtr> changed;
+  const auto differ = [](PyObject* a, PyObject* b) {
+    return PyFloat_CheckExact(a) && PyFloat_CheckExact(b) && PyFloat_AS_DOUBLE(a) != PyFloat_AS_DOUBLE(b);
+  };
+  for (int id : order_) {
+    const Node& n = nodes_[id];
+    PyObject* base = n.parent >= 0 ? values_[n.parent] : nullptr;
+    PyObject* key = n.key_node >= 0 ? values_[n.key_node] : nullptr;
+    const bool lost = (n.parent >= 0 && !base) || (n.key_node >= 0 && !key);
+    PyObject* value = lost ? nullptr : fetch(n, base, key, call, owned);
+    for (int g : n.checks) {
+      if (!value || holds(g, value, nullptr)) continue;
+      PyObject* expected = guards_[g].kind == Guard::Kind::Equals ? guards_[g].object.get() : nullptr;
+      if (expected && differ(expected, value)) changed.push_back(n.source);
+      if (expected && PyTuple_CheckExact(expected) && PyTuple_CheckExact(value) && Py_SIZE(expected) == Py_SIZE(value))
+        for (Py_ssize_t i = 0; i < Py_SIZE(value); ++i)
+          if (differ(PyTuple_GET_ITEM(expected, i), PyTuple_GET_ITEM(value, i)))
+            changed.push_back(list_item(n.source, i));
+      value = nullptr;  // nothing further may be read through it
+    }
+    values_[id] = value;
+  }
+  return changed;
+}
+
 std::string GuardTree::failure(const Call& call) {
   Owned owned;
   int guard, node;

@@ -1,0 +1,239 @@
+"""Python floats that change between calls, a learning rate first of all: inputs of the graph from their first change on."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+
+
+def compiles(compiled):
+    """How many variants there are."""
+    return len(compiled._entries)
+
+
+def train(make_optimizer, make_scheduler, compile_step, steps=12, dtype=torch.float64):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+    optimizer = make_optimizer(model.parameters())
+    scheduler = make_scheduler(optimizer)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = kiln.compile(step) if compile_step else step
+    losses = []
+    for _ in range(steps):
+        losses.append(run(torch.randn(4, 6, dtype=dtype)))
+        scheduler.step()
+    count = compiles(run) if compile_step else 0
+    return losses, list(model.parameters()), optimizer.state_dict(), count
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum, decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw, amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+}
+SCHEDULERS = {
+    "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+    "warmup from zero": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: min(k, 5) / 5),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=40, cycle_momentum=False),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_schedules_train_as_in_eager(optimizer, scheduler):
+    make = OPTIMIZERS[optimizer], SCHEDULERS[scheduler]
+    losses, parameters, state, _ = train(*make, False)
+    found_losses, found, found_state, count = train(*make, True)
+    for a, b in zip(losses + parameters, found_losses + found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert count <= 3  # without the optimizer's state, with it, with another rate
+    assert state["param_groups"] == found_state["param_groups"]
+
+
+def test_cycled_momentum():
+    def make(o):
+        return torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=40)
+
+    def adam(p):
+        return torch.optim.AdamW(p, lr=0.01)
+
+    losses, parameters, _, _ = train(adam, make, False)
+    found_losses, found, _, count = train(adam, make, True)
+    for a, b in zip(losses + parameters, found_losses + found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert count <= 4
+
+
+X = torch.arange(1.0, 7.0).reshape(2, 3)
+VALUES = [0.5, 0.25, -2.0, 3.0, 0.0, 1e-3, 7.5, math.inf, 0.1, 0.7]
+
+
+def arithmetic(x, w):
+    y = x * w + w * x - (1 - w) + x / 4 * -w + abs(w) - x
+    y += w
+    y *= w * 2 + 1
+    z = torch.add(y, x, alpha=w).addcmul(x, y, value=w).lerp(x, w)
+    return z, torch.where(x > w, x, w), x.sum() * w, w * 3, [w, w + 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int64], ids=str)
+def test_arithmetic(dtype):
+    def f(x, w):
+        if x.is_complex():
+            return x * w + w, (x - w) * (2 * w)
+        if not x.is_floating_point():
+            return x * w, x + w, w - x, x.sum() * w
+        return arithmetic(x, w)
+
+    x = X.to(dtype)
+    compiled = kiln.compile(f)
+    for w in VALUES:
+        torch.testing.assert_close(compiled(x, w), f(x, w), equal_nan=True)
+    assert compiles(compiled) == 2
+
+
+def test_gradients_pass_by():
+    def f(x, w):
+        return (x * w).sin().sum() * w
+
+    compiled = kiln.compile(f)
+    for w in VALUES[:6]:
+        a, b = X.clone().requires_grad_(), X.clone().requires_grad_()
+        f(a, w).backward()
+        compiled(b, w).backward()
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, w: x * (2 if w > 0.3 else 3),
+        lambda x, w: x * math.sqrt(abs(w)),
+        lambda x, w: (x, f"{w:.2f}", str(w)),
+        lambda x, w: x * {0.5: 2}.get(w, 5),
+        lambda x, w: x * int(w * 10),
+        lambda x, w: x[: round(w)],
+        lambda x, w: torch.dropout(x, 0.5 if w else 0.25, False) * torch.full((3,), w),
+        lambda x, w: x * max(w, 0.3) + min([w, 1.0]),
+        lambda x, w: x.to(torch.bfloat16) * w,
+        lambda x, w: x**w if w >= 0 else x,
+        lambda x, w: x * (w % 2) + w // 2,
+        lambda x, w: x * torch.tensor(w),
+        lambda x, w: x * torch.tensor([w, 1.0, 2.0]),
+        lambda x, w: (x * 1, type(w), type(w) is float, isinstance(w, float), w is not None),
+        lambda x, w: x * w if w == w else x,
+        lambda x, w: x * float.fromhex(w.hex()),
+        lambda x, w: x * w.real,
+        lambda x, w: x * bool(w),
+        lambda x, w: nn.functional.leaky_relu(-x, w),
+        lambda x, w: torch.clamp(x, -abs(w), abs(w)),
+        lambda x, w: x * sum([w, w, 1]),
+        lambda x, w: (x + 1, {"w": w, "twice": w * 2}, (w,)),
+    ],
+)
+def test_what_needs_the_value_gets_it(use):
+    compiled = kiln.compile(use)
+    for w in VALUES[:7]:
+        expected, found = use(X, w), compiled(X, w)
+        torch.testing.assert_close(found, expected, equal_nan=True) if isinstance(expected, torch.Tensor) else compare(
+            expected, found
+        )
+
+
+def compare(expected, found):
+    assert type(expected) is type(found)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected)
+    elif isinstance(expected, (tuple, list)):
+        for a, b in zip(expected, found, strict=True):
+            compare(a, b)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(found)
+        for k in expected:
+            compare(expected[k], found[k])
+    else:
+        assert expected == found
+
+
+def test_division_by_zero_raises():
+    def f(x, w):
+        return x * (1.0 / w)
+
+    compiled = kiln.compile(f)
+    for w in (0.5, 0.25, 2.0):
+        torch.testing.assert_close(compiled(X, w), f(X, w))
+    with pytest.raises(ZeroDivisionError):
+        compiled(X, 0.0)
+
+
+def test_attributes_and_globals():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.total = 1.0, 0.0
+
+        def forward(self, x):
+            self.total = self.total + self.scale
+            self.scale *= 0.5
+            return x * self.scale
+
+    eager, compiled = Model(), Model()
+    run = kiln.compile(lambda x: compiled(x))
+    for _ in range(12):
+        torch.testing.assert_close(run(X), eager(X))
+        assert (compiled.scale, compiled.total) == (eager.scale, eager.total)
+        assert type(compiled.scale) is float
+    assert compiles(run) == 2
+
+
+def test_across_a_graph_break():
+    def f(x, w):
+        y = x * w
+        kiln.graph_break()
+        return y + w, w
+
+    compiled = kiln.compile(f)
+    for w in VALUES[:7]:
+        compare(f(X, w), compiled(X, w))
+
+
+def test_an_int_in_its_place():
+    def f(x, w):
+        return x * w
+
+    compiled = kiln.compile(f)
+    for w in (0.5, 0.25, 2, 3, True, 0.75):
+        torch.testing.assert_close(compiled(X, w), f(X, w))
+
+
+def test_custom_backends_get_constants():
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append(len(inputs))
+        return gm.forward
+
+    compiled = kiln.compile(lambda x, w: x * w, backend=backend)
+    for w in (0.5, 0.25, 0.75):
+        torch.testing.assert_close(compiled(X, w), (X * w))
+    assert seen == [1, 1, 1]
+
+
+def test_switched_off():
+    compiled = kiln.compile(lambda x, w: x * w)
+    with kiln.config.patch(disable_passes="capture.changing_floats"):
+        for w in VALUES[:5]:
+            torch.testing.assert_close(compiled(X, w), X * w)
+    assert compiles(compiled) == 5
