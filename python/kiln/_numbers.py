@@ -181,6 +181,10 @@ def call(function, args, kwargs):
     if len(tensors) == 0 or len(tensors) < len([a for a in args if not is_number(a)]):
         specialize(numbers[0])
     first = tensors[0]
+    if len(kwargs) > 0:  # alpha and value scale in the type of the result
+        for t in tensors:
+            if t.dtype != first.dtype:
+                specialize(numbers[0])
     if base in ("add", "sub") and len(tensors) == 2 and list(kwargs) == ["alpha"]:
         return function(first, tensors[1] * operand(kwargs["alpha"], tensors[1]))
     if base in ("addcmul", "addcdiv") and len(tensors) == 3 and list(kwargs) == ["value"]:

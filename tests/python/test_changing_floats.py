@@ -140,6 +140,8 @@ def test_gradients_pass_by():
         lambda x, w: nn.functional.leaky_relu(-x, w),
         lambda x, w: torch.clamp(x, -abs(w), abs(w)),
         lambda x, w: x * sum([w, w, 1]),
+        lambda x, w: torch._foreach_mul([x, x + 1], [w, w])[1],
+        lambda x, w: x.double().add(x, alpha=w),
         lambda x, w: (x + 1, {"w": w, "twice": w * 2}, (w,)),
     ],
 )

@@ -305,6 +305,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   };
   const size_t count = n + (bound ? 1 : 0);
   const Policy policy = policy_of(callable);
+  // The arguments of torch's own functions are converted in C, also those in lists.
+  if (PyObject* number = policy == Policy::Torch ? number_among(args, count_of(nargsf, kwnames), true) : nullptr;
+      number && !number_among(args, count_of(nargsf, kwnames)))
+    return specialize(number);
   if (PyObject* number = number_among(args, count_of(nargsf, kwnames)); number && policy != Policy::Number) {
     bool tensor = bound && py::is_tensor(self);
     for (size_t i = 0; i < n; ++i) tensor = tensor || py::is_tensor(args[i]);

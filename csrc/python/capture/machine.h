@@ -217,7 +217,8 @@ class Machine {
   /// The kiln._numbers.Number that stands for float `o`. New reference.
   PyObject* number_for(PyObject* o, const SourcePtr& source);
   bool is_number(PyObject* o) const;
-  PyObject* number_among(PyObject* const* args, size_t n) const;
+  /// The first number among `args`, with `nested` also in lists and tuples; borrowed, or null.
+  PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;
   /// Ends this attempt, since the value of `number` is needed. Null.
   PyObject* specialize(PyObject* number);
   PyObject* number_step(PyObject* const* args, size_t n);

@@ -80,9 +80,14 @@ PyObject* Machine::specialize(PyObject* number) {
   return sources ? number_step(args, 2) : nullptr;
 }
 
-PyObject* Machine::number_among(PyObject* const* args, size_t n) const {
-  for (size_t i = 0; has_numbers && i < n; ++i)
-    if (args[i] && is_number(args[i])) return args[i];
+PyObject* Machine::number_among(PyObject* const* args, size_t n, bool nested) const {
+  for (size_t i = 0; has_numbers && i < n; ++i) {
+    if (!args[i]) continue;
+    if (is_number(args[i])) return args[i];
+    if (!nested || !(PyList_CheckExact(args[i]) || PyTuple_CheckExact(args[i]))) continue;
+    PyObject** items = PySequence_Fast_ITEMS(args[i]);
+    if (PyObject* number = number_among(items, static_cast<size_t>(Py_SIZE(args[i])), nested)) return number;
+  }
   return nullptr;
 }
 
