@@ -53,7 +53,14 @@ at::Tensor with_meta(at::Tensor t, const graph::TensorMeta& m, const std::string
              what + " has an unexpected dtype " + c10::toString(t.scalar_type()));
   if (same_strides(t, m)) return t;
   at::Tensor copy = m.dtype == DType::Opaque ? at::empty_strided(m.sizes, m.strides, t.options()) : allocate(m);
-  copy.copy_(t);
+  // Where the layout says that elements are one (expand), they are equal, and written once.
+  at::Tensor to = copy, from = t;
+  for (size_t d = 0; d < m.sizes.size(); ++d)
+    if (m.strides[d] == 0 && m.sizes[d] > 1) {
+      to = to.narrow(static_cast<int64_t>(d), 0, 1);
+      from = from.narrow(static_cast<int64_t>(d), 0, 1);
+    }
+  to.copy_(from);
   return copy;
 }
 

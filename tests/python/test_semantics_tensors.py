@@ -385,6 +385,17 @@ def test_integer_overflow_and_division():
         check(f, x, y)
 
 
+def test_repeated_complex_numbers():
+    """No kernel of ours is for complex numbers; a constant is in the graph."""
+    z = torch.complex(X, Y)
+
+    def f(z):
+        k = torch.tensor([0, 1])
+        return z.repeat_interleave(2, 1)[k], torch.cartesian_prod(z[0], z[1]), (z * 2)[:, None].expand(3, 2, 4).sum(1)
+
+    check(f, z, grad=False)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 5), (3, 0, 2), (1, 1, 1), (5, 1), (17,), (1, 33)])
 def test_shapes_at_the_edge(shape):
     def f(x):
