@@ -385,6 +385,24 @@ def test_integer_overflow_and_division():
         check(f, x, y)
 
 
+BITS = [torch.bitwise_and, torch.bitwise_or, torch.bitwise_left_shift, torch.gcd, lambda a, b: torch.bitwise_not(a)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int16])
+@pytest.mark.parametrize("operation", BITS, ids=["and", "or", "shift", "gcd", "not"])
+def test_bits_of_numbers_that_have_none(operation, dtype):
+    """The same error as in eager, also where nobody reads the result."""
+    x = torch.ones(3, dtype=dtype)
+
+    def unread(x):
+        operation(x, x)
+        return x + 1
+
+    check(lambda x: operation(x, x), x)
+    check(unread, x)
+    check(lambda x, i: i.__iand__(x), x, torch.ones(3, dtype=torch.int16))
+
+
 def test_repeated_complex_numbers():
     """No kernel of ours is for complex numbers; a constant is in the graph."""
     z = torch.complex(X, Y)

@@ -51,6 +51,24 @@ Metas unary_with_numbers(const OpInfo&, Args args) {
   return one(iterate({&t, 1}, common, &common));
 }
 
+Metas integers_only(const OpInfo& info, Args args) {
+  Metas out = args.size() == 1 ? unary(info, args) : pointwise_over(Out::Promote, {0, 1}, args);
+  const DType t = out.at(0).dtype;
+  if (out[0].device.type != DeviceType::CPU || t == DType::Opaque) return out;
+  if (info.functional && !can_cast(t, tensor(args, 0).dtype)) return out;  // in_place refuses it first
+  std::string name = info.op.name().substr(std::string_view("aten::").size());
+  name = name.substr(0, name.find('.'));
+  const bool bits = name.starts_with("bitwise_") && name.find("shift") == std::string::npos;
+  if (is_integral(t) && (bits || t != DType::Bool)) return out;
+  if (name.find("left_shift") != std::string::npos || name.find("lshift") != std::string::npos)
+    name = "lshift";
+  else if (name.find("shift") != std::string::npos)
+    name = "rshift";
+  else if (name.ends_with('_'))
+    name.pop_back();
+  shape_error("\"" + name + "_cpu\" not implemented for '" + dtype_label(t) + "'", ShapeError::Kind::NotImplemented);
+}
+
 Metas clamp(const OpInfo&, Args args) {
   const TensorMeta* t = &tensor(args, 0);
   if (!has(args, 1) && !has(args, 2)) shape_error("torch.clamp: At least one of 'min' or 'max' must not be None");

@@ -25,6 +25,8 @@ Metas unary(const OpInfo& info, Args args);
 /// Result dtype from argument 0 with the numbers among arguments 1 and 2, layout from argument 0 alone (clamp, pow by a
 /// number).
 Metas unary_with_numbers(const OpInfo& info, Args args);
+/// Bits, shifts and divisors: one operand or two, promoted. ATen has no kernel for numbers that are no integers.
+Metas integers_only(const OpInfo& info, Args args);
 /// clamp: only integers promote by the bounds.
 Metas clamp(const OpInfo& info, Args args);
 Metas where(const OpInfo& info, Args args);
