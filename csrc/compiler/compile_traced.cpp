@@ -1,15 +1,21 @@
 #include "compiler/compile_traced.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "base/pass.h"
 #include "base/timer.h"
 #include "graph/passes/channels_last.h"
 #include "graph/passes/passes.h"
 #include "joint/finish.h"
+#include "joint/partition/tangents.h"
 #include "ops/ops.h"
+#include "runtime/aten_artifact.h"
 #include "runtime/compiled_function.h"
 
 namespace kiln::compiler {
@@ -27,6 +33,45 @@ bool replayable(const graph::Graph& traced) {
       return false;
   return true;
 }
+
+/// Makes the backward pass for those outputs that have a gradient. It is called in the middle of a backward(), where
+/// there is no way back to eager: what cannot be compiled runs by ATen's kernels.
+struct BackwardMaker {
+  std::shared_ptr<const graph::Graph> graph;
+  size_t num_saved;
+  std::vector<joint::TangentSet> reached_from;
+  GraphCompiler compiler;
+  std::shared_ptr<runtime::Artifact> all;  // for all outputs, if it was made at once
+  int64_t made = 0;
+
+  runtime::BackwardPass operator()(const joint::TangentSet& defined) {
+    if (all && defined.all()) {
+      std::vector<size_t> inputs(graph->inputs().size());
+      std::iota(inputs.begin(), inputs.end(), size_t{0});
+      return {all, std::move(inputs)};
+    }
+    joint::Narrowed part = joint::narrow(*graph, num_saved, defined, reached_from);
+    if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "backward graph of some outputs", graph::print(*part.graph));
+    return {compile(*part.graph), std::move(part.inputs)};
+  }
+
+ private:
+  std::shared_ptr<runtime::Artifact> compile(const graph::Graph& g) {
+    // One loss after another, each with a graph of its own, is no reason to compile for ever.
+    if (made++ >= options().recompile_limit) return runtime::aten_artifact(g);
+    try {
+      graph::verify(g, /*functional=*/true);
+      return compiler(g, "backward");
+    } catch (const Unsupported& e) {
+      TORCH_WARN("kiln: a backward pass cannot be compiled, its operations run one by one: ", e.what());
+    } catch (const InternalError& e) {
+      if (options().strict) throw;
+      TORCH_WARN("kiln: compiling a backward pass failed, its operations run one by one. This is a bug of kiln's: ",
+                 e.what());
+    }
+    return runtime::aten_artifact(g);
+  }
+};
 
 }  // namespace
 
@@ -79,9 +124,14 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
     log_artifact(Topic::aot, "backward graph", graph::print(*cut.backward));
   }
   parts->saved = cut.saved;
+  parts->readers_of_saved = joint::readers_of_saved(*cut.backward, cut.saved.size(), joint.reached_from);
+  parts->uses_up = joint.uses_up;
   parts->forward = compiler(*cut.forward, "forward");
-  auto backward = compiler(*cut.backward, "backward");
-  parts->make_backward = [backward] { return backward; };
+  // Which of several outputs will be differentiated is known at the first backward().
+  std::shared_ptr<runtime::Artifact> all;
+  if (joint.tangent_of.size() == 1) all = compiler(*cut.backward, "backward");
+  parts->make_backward = BackwardMaker{std::move(cut.backward), cut.saved.size(), std::move(joint.reached_from),
+                                       std::move(compiler), std::move(all)};
   return runtime::make_compiled_function(std::move(parts));
 }
 

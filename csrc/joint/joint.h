@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <boost/dynamic_bitset.hpp>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -39,6 +40,9 @@ struct VisibleMutation {
   int64_t forward = 0;
 };
 
+/// Some of a joint graph's tangents.
+using TangentSet = boost::dynamic_bitset<>;
+
 struct Joint {
   /// Placeholders: one per input of the program ("primals"), then one per tangent. Outputs: `num_forward` forward ones,
   /// then one per entry of `grad_of`. Graph::mutations(): input changes that autograd does not see.
@@ -53,6 +57,11 @@ struct Joint {
   std::vector<bool> forward_freed;
   std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
   std::vector<int64_t> grad_of;     // by gradient output: its primal
+  /// By gradient output: the tangents that reach it. Without all of these eager gives no gradient, not zeros.
+  std::vector<TangentSet> reached_from;
+  /// By tangent: the tangents that a backward of it without retain_graph uses up, since nodes on the way of both have
+  /// saved tensors.
+  std::vector<TangentSet> uses_up;
   bool has_backward() const { return !tangent_of.empty(); }
 };
 

@@ -20,6 +20,7 @@ class Recorder : public aten::FakeObserver {
   at::Tensor constant(std::vector<graph::Arg> args, const graph::TensorMeta& meta);
 
   bool backward = false;                           // nodes are made by the autograd engine
+  bool differentiated = false;                     // the program has run the engine
   std::shared_ptr<const graph::StackTrace> stack;  // of the nodes made now
   std::string module_path;
 

@@ -1,7 +1,9 @@
 #include <ATen/FunctionalTensorWrapper.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 
+#include <typeinfo>
 #include <unordered_set>
 
 #include "aten/convert.h"
@@ -24,6 +26,9 @@ using torch::autograd::variable_list;
 namespace {
 
 using Storage = const c10::StorageImpl*;
+
+/// Of torch::autograd::ERR_BACKWARD_TWICE.
+constexpr std::string_view kSecondTime = "backward through the graph a second time";
 
 Storage storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
@@ -71,6 +76,7 @@ class Tracer {
   void classify(const std::vector<at::Tensor>& outputs);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate();
+  void relate_tangents(const edge_list& roots, const edge_list& targets);
   void check_leaves(const edge_list& roots);
   Value value_of(const at::Tensor& t);
 
@@ -231,21 +237,84 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
   }
 }
 
+/// Whether a node has lost what it had saved, to a backward without retain_graph. Only the node itself knows, and says
+/// so when it is run; without a gradient it does nothing else. Formulas that are not PyTorch's own may do more, and are
+/// not asked: they count as `others`.
+bool gave_up_saved(torch::autograd::Node& node, bool others) {
+  if (dynamic_cast<torch::autograd::AccumulateGrad*>(&node) || dynamic_cast<torch::autograd::CopyBackwards*>(&node) ||
+      aten::is_history_of_input(node))
+    return false;
+  if (auto* slices = dynamic_cast<torch::autograd::CopySlices*>(&node)) return slices->fn == nullptr;
+  if (std::string_view(typeid(node).name()).find("autograd9generated") == std::string_view::npos) return others;
+  aten::FakeObserverGuard unseen(nullptr);
+  try {
+    node(variable_list(node.num_inputs()));
+  } catch (const c10::Error& e) {
+    return std::string_view(e.what_without_backtrace()).find(kSecondTime) != std::string_view::npos;
+  }
+  return false;
+}
+
+/// The autograd nodes behind `roots`.
+std::vector<torch::autograd::Node*> nodes_behind(const edge_list& roots) {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> nodes, todo;
+  for (const Edge& e : roots) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    torch::autograd::Node* node = todo.back();
+    todo.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    nodes.push_back(node);
+    for (const Edge& e : node->next_edges()) todo.push_back(e.function.get());
+  }
+  return nodes;
+}
+
 /// Throws Unsupported if a gradient would flow into a leaf that is no primal.
 void Tracer::check_leaves(const edge_list& roots) {
   std::unordered_set<const torch::autograd::Node*> known;
   for (const Edge& e : edges_)
     if (e.is_valid()) known.insert(e.function.get());
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> todo;
-  for (const Edge& e : roots) todo.push_back(e.function.get());
-  while (!todo.empty()) {
-    torch::autograd::Node* node = todo.back();
-    todo.pop_back();
-    if (!node || !seen.insert(node).second || known.count(node)) continue;
-    if (dynamic_cast<torch::autograd::AccumulateGrad*>(node))
+  for (torch::autograd::Node* node : nodes_behind(roots))
+    if (!known.count(node) && dynamic_cast<torch::autograd::AccumulateGrad*>(node))
       throw Unsupported("a tensor with requires_grad=True is made inside and outputs depend on it");
-    for (const Edge& e : node->next_edges()) todo.push_back(e.function.get());
+}
+
+/// Finds out which tangents reach which gradients, and which have autograd nodes with saved tensors in common. The
+/// graph behind `roots` has run and released its variables.
+void Tracer::relate_tangents(const edge_list& roots, const edge_list& targets) {
+  using torch::autograd::Node;
+  const TangentSet none(roots.size());
+  std::vector<Node*> nodes = nodes_behind(roots);
+  std::sort(nodes.begin(), nodes.end(), [](Node* a, Node* b) { return a->topological_nr() > b->topological_nr(); });
+  std::unordered_map<Node*, TangentSet> reached;
+  std::map<std::pair<Node*, uint32_t>, TangentSet> arriving;
+  for (size_t i = 0; i < roots.size(); ++i) {
+    reached.try_emplace(roots[i].function.get(), none).first->second.set(i);
+    arriving.try_emplace({roots[i].function.get(), roots[i].input_nr}, none).first->second.set(i);
+  }
+  for (Node* node : nodes) {
+    const TangentSet here = reached.at(node);
+    for (const Edge& e : node->next_edges()) {
+      if (!e.is_valid()) continue;
+      reached.try_emplace(e.function.get(), none).first->second |= here;
+      arriving.try_emplace({e.function.get(), e.input_nr}, none).first->second |= here;
+    }
+  }
+  for (const Edge& e : targets) {
+    const auto it = arriving.find({e.function.get(), e.input_nr});
+    joint_.reached_from.push_back(it == arriving.end() ? none : it->second);
+  }
+  // From the leaves up: what is shared by many is asked first, and answers for many.
+  joint_.uses_up.assign(roots.size(), none);
+  for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
+    const TangentSet& here = reached.at(*it);
+    const auto each = [&](auto&& f) {
+      for (size_t i = here.find_first(); i != TangentSet::npos; i = here.find_next(i)) f(joint_.uses_up[i]);
+    };
+    bool known = true;
+    each([&](const TangentSet& s) { known &= here.is_subset_of(s); });
+    if (!known && gave_up_saved(**it, /*others=*/true)) each([&](TangentSet& s) { s |= here; });
   }
 }
 
@@ -259,8 +328,15 @@ void Tracer::differentiate() {
     const at::Tensor& t = forward_[i];
     if (!t.requires_grad() || t.is_leaf()) continue;
     joint_.forward_requires_grad[i] = true;
+    const Edge root = torch::autograd::impl::gradient_edge(t);
+    if (recorder_.differentiated) {
+      const auto nodes = nodes_behind({root});
+      joint_.forward_freed[i] =
+          std::any_of(nodes.begin(), nodes.end(), [](auto* node) { return gave_up_saved(*node, /*others=*/false); });
+      if (joint_.forward_freed[i]) continue;
+    }
     of.push_back(i);
-    roots.push_back(torch::autograd::impl::gradient_edge(t));
+    roots.push_back(root);
   }
   if (roots.empty()) return;
   check_leaves(roots);
@@ -296,8 +372,7 @@ void Tracer::differentiate() {
     recorder_.backward = false;
     // A backward() inside the program has freed the graph: the outputs still require grad, and differentiating them
     // fails.
-    if (std::string_view(e.what_without_backtrace()).find("backward through the graph a second time") ==
-        std::string_view::npos)
+    if (std::string_view(e.what_without_backtrace()).find(kSecondTime) == std::string_view::npos)
       // Eager, too, will fail, but only if the gradient is asked for.
       throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
     for (size_t i : of) joint_.forward_freed[i] = true;
@@ -312,6 +387,7 @@ void Tracer::differentiate() {
   } catch (const std::exception& e) {  // of a custom operator's Python formula
     throw Unsupported(std::string("the gradient: ") + e.what());
   }
+  relate_tangents(roots, targets);
   for (size_t k = 0; k < grads.size(); ++k) {
     joint_.grad_of.push_back(primals[k]);
     graph_->outputs().push_back(grads[k].defined() ? Arg(value_of(grads[k])) : Arg());
@@ -360,7 +436,9 @@ at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::Tenso
   return fn::to_functional_tensor(active->recorder().constant(args, meta));
 }
 TraceState::BackwardScope::BackwardScope() {
-  if (active) before_ = std::exchange(active->recorder().backward, true);
+  if (!active) return;
+  before_ = std::exchange(active->recorder().backward, true);
+  active->recorder().differentiated = true;
 }
 TraceState::BackwardScope::~BackwardScope() {
   if (active) active->recorder().backward = before_;

@@ -14,9 +14,8 @@ using torch::autograd::variable_list;
 
 namespace {
 
-/// `t` as the backward artifact expects it: zeros for an undefined gradient, the strides that it was compiled for.
+/// `t` as the backward artifact expects it: with the strides that it was compiled for.
 at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
-  if (!t.defined()) return aten::empty_of(m).zero_();
   TORCH_CHECK(t.sizes() == c10::IntArrayRef(m.sizes), "a gradient of size ", t.sizes(), " for an output of size ",
               c10::IntArrayRef(m.sizes));
   if (t.strides() == c10::IntArrayRef(m.strides) && t.storage_offset() == 0 && !t.is_conj() && !t.is_neg()) return t;
@@ -29,9 +28,13 @@ at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
 
 void CompiledBackward::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
-  released_ = true;
-  for (SavedVariable& s : saved) s.reset_data();
-  inputs_.clear();
+  release();
+}
+
+void CompiledBackward::release() {
+  for (size_t i = 0; i < saved.size(); ++i)
+    if (parts_->readers_of_saved[i].is_subset_of(used_up_)) saved[i].reset_data();
+  if (used_up_.all()) inputs_.clear();
 }
 
 void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs) {
@@ -42,28 +45,33 @@ void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs) {
 
 variable_list CompiledBackward::apply(variable_list&& grads) {
   std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-  bool any = false;
-  for (const at::Tensor& g : grads) any |= g.defined();
-  if (!any) return variable_list(parts_->grad_of.size());
+  joint::TangentSet defined(grads.size());
+  for (size_t i = 0; i < grads.size(); ++i) defined[i] = grads[i].defined();
+  TORCH_CHECK(!defined.intersects(used_up_), torch::autograd::ERR_BACKWARD_TWICE);
+  if (defined.none()) return variable_list(parts_->grad_of.size());
   if (at::GradMode::is_enabled()) return apply_differentiably(grads);
 
+  const BackwardPass& pass = parts_->backward(defined);
   std::vector<at::Tensor> args;
-  args.reserve(saved.size() + grads.size());
+  args.reserve(pass.inputs.size());
   const auto self = getptr();
-  for (const SavedVariable& s : saved) args.push_back(s.unpack(self));
+  for (size_t i : pass.inputs)
+    if (i < saved.size()) args.push_back(saved[i].unpack(self));
   if (!torch::autograd::get_current_graph_task_keep_graph()) {
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (defined[i]) used_up_ |= parts_->uses_up[i];
     // Nothing else will read them: let the artifact free each after its last use.
-    for (SavedVariable& s : saved) s.reset_data();
-    inputs_.clear();
-    released_ = true;
+    release();
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    args.push_back(as_tangent(grads[i], parts_->tangent_metas[i]));
-    grads[i].reset();
+  for (size_t i : pass.inputs) {
+    if (i < saved.size()) continue;
+    at::Tensor& grad = grads[i - saved.size()];
+    args.push_back(as_tangent(grad, parts_->tangent_metas[i - saved.size()]));
+    grad.reset();
   }
-  return parts_->backward_artifact().run(std::move(args));
+  grads.clear();
+  return pass.artifact->run(std::move(args));
 }
 
 /// create_graph=True: the gradients' own graph is made by running the program again in eager and differentiating that.

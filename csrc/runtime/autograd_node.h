@@ -7,11 +7,14 @@
 namespace kiln::runtime {
 
 /// The grad_fn of a compiled function's outputs. Inputs: one gradient per differentiable forward output; outputs: one
-/// per entry of grad_of. Tensors are kept as SavedVariables, so that saved-tensor hooks, version checks and "backward a
-/// second time" are autograd's own.
+/// per entry of grad_of. In eager each output has a graph of its own: a gradient that no defined one reaches is
+/// undefined, and outputs that have no node with saved tensors in common can be differentiated one after another.
+/// Tensors are kept as SavedVariables, so that saved-tensor hooks, version checks and "backward a second time" are
+/// autograd's own.
 class CompiledBackward : public torch::autograd::Node {
  public:
-  explicit CompiledBackward(std::shared_ptr<CompiledParts> parts) : parts_(std::move(parts)) {}
+  explicit CompiledBackward(std::shared_ptr<CompiledParts> parts)
+      : parts_(std::move(parts)), used_up_(parts_->tangent_of.size()) {}
   std::string name() const override { return "CompiledBackward"; }
   void release_variables() override;
 
@@ -24,10 +27,12 @@ class CompiledBackward : public torch::autograd::Node {
 
  private:
   torch::autograd::variable_list apply_differentiably(const torch::autograd::variable_list& grads);
+  /// Gives up what only the outputs that are used up need.
+  void release();
   std::shared_ptr<CompiledParts> parts_;
   std::vector<at::Tensor> inputs_;
   std::vector<uint32_t> versions_;  // of inputs_ at the call
-  bool released_ = false;
+  joint::TangentSet used_up_;       // outputs that cannot be differentiated again, by tangent
 };
 
 /// The grad_fn of outputs whose graph a backward() inside the compiled program has used up.

@@ -78,7 +78,10 @@ class Function : public CompiledFunction {
 
   std::string describe() const override {
     std::string text = parts_->forward->describe();
-    if (parts_->trains()) text += "\n" + parts_->backward_artifact().describe();
+    if (parts_->trains()) {
+      const joint::TangentSet all = joint::TangentSet(parts_->tangent_of.size()).set();
+      text += "\n" + parts_->backward(all).artifact->describe();
+    }
     return text;
   }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -8,6 +9,12 @@
 
 // A traced program on real tensors: artifacts below autograd, one C++ autograd node above them.
 namespace kiln::runtime {
+
+/// What computes the gradients when certain tangents are defined.
+struct BackwardPass {
+  std::shared_ptr<Artifact> artifact;
+  std::vector<size_t> inputs;  // the artifact's: of what is saved, then the tangents
+};
 
 /// Everything that a call and its backward need; immutable once made, shared by the function and the nodes of live
 /// graphs.
@@ -24,19 +31,26 @@ struct CompiledParts {
   std::vector<graph::TensorMeta> tangent_metas;
   std::vector<joint::Parts::Saved> saved;
 
+  /// By what is saved: the tangents whose gradients read it. By tangent: which ones a backward of it uses up.
+  std::vector<joint::TangentSet> readers_of_saved, uses_up;
+
   std::shared_ptr<Artifact> forward;
-  /// Makes the backward artifact at its first use (under `backward_once`), or null without a backward.
-  std::function<std::shared_ptr<Artifact>()> make_backward;
-  std::once_flag backward_once;
-  std::shared_ptr<Artifact> backward;
+  /// Makes the backward pass for some tangents, at its first use. Does not fail for want of support.
+  std::function<BackwardPass(const joint::TangentSet& defined)> make_backward;
   /// Runs the program in eager above autograd; differentiates a second time (create_graph=True).
   joint::Program eager;
 
-  Artifact& backward_artifact() {
-    std::call_once(backward_once, [&] { backward = make_backward(); });
-    return *backward;
+  const BackwardPass& backward(const joint::TangentSet& defined) {
+    std::lock_guard<std::mutex> lock(backward_mutex_);
+    auto it = backward_.find(defined);
+    if (it == backward_.end()) it = backward_.emplace(defined, make_backward(defined)).first;
+    return it->second;
   }
   bool trains() const { return !tangent_of.empty(); }
+
+ private:
+  std::mutex backward_mutex_;
+  std::map<joint::TangentSet, BackwardPass> backward_;
 };
 
 /// The callable of one set of parts.

@@ -138,13 +138,22 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
   return any ? written : std::vector<bool>();
 }
 
+/// kiln's compiler as `config` wants it; a backward() may call it later, without the GIL.
+compiler::GraphCompiler own_compiler(const Config& config) {
+  return [config](const graph::Graph& g, const std::string& which) {
+    const pybind11::gil_scoped_acquire gil;  // of the options
+    const OptionScope options(config);
+    return compiler::compile_functional(g, which == "inference");
+  };
+}
+
 void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
   if (!result.traced) return;
   if (!config.backend) {
     StageTimer timer("backend");
     std::vector<at::Tensor> examples;
     for (const py::Ref& o : result.example_inputs) examples.push_back(THPVariable_Unpack(o.get()));
-    entry.graph = compiler::compile_traced(*result.traced, examples);
+    entry.graph = compiler::compile_traced(*result.traced, examples, own_compiler(config));
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
     return;

@@ -1,0 +1,164 @@
+"""backward() as users call it: over some of the results, one result after another."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from kiln import _C
+from kiln.testing import assert_same
+
+
+class Two(nn.Module):
+    """Two heads and what they share; the parameters of each are known by name."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def grads(self):
+        return {name: p.grad for name, p in self.named_parameters()}
+
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def apart(m, x):
+    return m.a(x).tanh().sum(), m.b(x).exp().sum()
+
+
+def shared(m, x):
+    h = m.trunk(x).tanh()
+    return m.a(h).sum(), m.b(h).sum()
+
+
+def detached(m, x):
+    h = m.trunk(x).tanh()
+    return m.a(h).sum(), m.b(h.detach()).sum()
+
+
+def shared_without_saved(m, x):
+    h = m.trunk.bias + x
+    return h.sum(), (h * 2).sum()
+
+
+def hidden_and_result(m, x):
+    h = m.trunk(x)
+    return h.sum(), m.b(h.tanh()).sum()
+
+
+def halves(m, x):
+    u, v = m.trunk(x).tanh().unsafe_chunk(2, 0)
+    return m.a(u.sin()).sum(), m.b(v.sin()).sum()
+
+
+def same_twice(m, x):
+    y = m.trunk.bias + x
+    return (y, y)
+
+
+def views_of_one(m, x):
+    y = m.trunk.weight + 1
+    return y[0], y[1]
+
+
+PROGRAMS = [apart, shared, detached, shared_without_saved, hidden_and_result, halves, same_twice, views_of_one]
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("order", [(0,), (1,), (0, 1), (1, 0), (0, 0)])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_one_result_after_another(program, order, retain):
+    def run(compile):
+        m, log = Two(), []
+        f = compile(lambda x: program(m, x))
+        for _ in range(2):
+            results = f(X)
+            for i in order:
+                try:
+                    results[i].sum().backward(retain_graph=retain)
+                except RuntimeError as error:
+                    return log, str(error)[:50]
+                log.append({name: None if g is None else g.clone() for name, g in m.grads().items()})
+        return log, ""
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
+def test_many_losses_one_by_one():
+    """More sets of losses than are compiled."""
+
+    def run(compile):
+        m = Two()
+        f = compile(lambda x: [m.a(x * i).tanh().sum() for i in range(12)])
+        for loss in f(X):
+            loss.backward()
+        losses = f(X)
+        (losses[2] + losses[7]).backward()
+        return m.grads()
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
+def test_unreached_results_add_nothing():
+    """Zeros for the other result's gradient would become nan in x / 0."""
+
+    def run(compile):
+        x = torch.tensor([0.0, 1.0], requires_grad=True)
+        _, safe = compile(lambda x: (x / x.detach(), x * 2))(x)
+        safe.sum().backward()
+        return x.grad
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
+@pytest.mark.parametrize("program", [apart, shared, detached, shared_without_saved], ids=lambda p: p.__name__)
+def test_one_backward_inside_and_one_outside(program):
+    def run(compile):
+        m = Two()
+
+        def step(x):
+            first, second = program(m, x)
+            first.backward()
+            return first, second
+
+        first, second = compile(step)(X)
+        log = [first.requires_grad, second.requires_grad]
+        for loss in (second, first):
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                log.append(str(error)[:50])
+                break
+            log.append({name: None if g is None else g.clone() for name, g in m.grads().items()})
+        return log
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
+def test_saved_tensors_go_when_nothing_can_read_them():
+    alive = weakref.WeakSet()
+
+    class Box:
+        def __init__(self, tensor):
+            self.tensor = tensor
+            alive.add(self)
+
+    def f(x, w):
+        h = (x @ w).tanh()
+        return h.sin().sum(), h.cos().sum(), x.exp()
+
+    args = [torch.randn(3, 3, requires_grad=True) for _ in range(2)]
+    compiled = _C._joint_compile(f, args, "min_cut")
+    with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
+        first, second, third = compiled(args)
+    before = len(alive)
+    first.backward()
+    between = len(alive)
+    assert 0 < between < before
+    third.sum().backward()
+    assert len(alive) == 0
+    assert second.requires_grad
