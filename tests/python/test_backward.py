@@ -1,4 +1,4 @@
-"""backward() as users call it: over some of the results, one result after another."""
+"""backward() as users call it: over some of the results, one result after another, into leaves with hooks."""
 
 import weakref
 
@@ -162,3 +162,49 @@ def test_saved_tensors_go_when_nothing_can_read_them():
     third.sum().backward()
     assert len(alive) == 0
     assert second.requires_grad
+
+
+HOOKS = {
+    "tensor": lambda m, x, log: m.weight.register_hook(lambda g: log.append(1) or g * 10),
+    "post accumulate": lambda m, x, log: m.weight.register_post_accumulate_grad_hook(lambda p: log.append(2)),
+    "node": lambda m, x, log: m.node.register_hook(lambda *a: log.append(3)),
+    "node before": lambda m, x, log: m.node.register_prehook(lambda *a: log.append(4)),
+    "input": lambda m, x, log: x.register_hook(lambda g: log.append(5) or g * 10),
+}
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_leaves_run(kind, later):
+    def run(compile):
+        torch.manual_seed(0)
+        m, log = nn.Linear(3, 2), []
+        m.node = torch.autograd.graph.get_gradient_edge(m.weight).node
+        x = X.clone().requires_grad_(True)
+
+        def step(x):
+            m.zero_grad()
+            loss = m(x).pow(2).sum()
+            loss.backward()
+            return loss.detach()
+
+        f = compile(step)
+        if later:
+            f(x)
+        HOOKS[kind](m, x, log)
+        return f(x), f(x), m.weight.grad, x.grad, log
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
+def test_hooks_run_for_grad_inside():
+    def run(compile):
+        w = X.clone().requires_grad_(True)
+        f = compile(lambda x: torch.autograd.grad((w * x).sin().sum(), [w])[0])
+        first = f(X)
+        handle = w.register_hook(lambda g: g * 10)
+        second = f(X)
+        handle.remove()
+        return first, second, f(X)
+
+    assert_same(run(lambda f: f), run(kiln.compile))

@@ -8,6 +8,7 @@
 #include "aten/fake.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
+#include "python/guards/checks.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -189,6 +190,16 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
   std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks, &outside);
   if (outside)
     return graph_break("autograd", "a backward that goes on into what was computed before the captured part");
+  for (const at::Tensor& t : leaves) {
+    py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
+    if (!o) return nullptr;
+    const Known* k = find(o.get());
+    if (!k || k->kind != Known::Kind::Tensor) continue;
+    if (guards::has_gradient_hooks(k->real.get()))
+      hooks = true;
+    else
+      guard(GK::NoHooks, k->source);
+  }
   if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
   if (accumulate && !inputs.empty()) leaves = inputs;
   const graph::Arg roots_arg = values_of(roots), grads_arg = values_of(grads), inputs_arg = values_of(inputs);

@@ -96,6 +96,17 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   return "";
 }
 
+bool has_gradient_hooks(PyObject* o) {
+  if (!py::is_tensor(o)) return true;
+  auto* meta =
+      static_cast<torch::autograd::AutogradMeta*>(THPVariable_Unpack(o).unsafeGetTensorImpl()->autograd_meta());
+  if (!meta) return false;
+  if (!meta->hooks_.empty() || meta->post_acc_grad_hooks_) return true;
+  if (meta->grad_accumulator_.expired()) return false;
+  const auto node = meta->grad_accumulator_.lock();
+  return node && (!node->pre_hooks().empty() || !node->post_hooks().empty());
+}
+
 bool same_constant(PyObject* a, PyObject* b) {
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
   if (PyFloat_CheckExact(a)) {

@@ -30,6 +30,10 @@ bool check_tensor(PyObject* o, const TensorFacts& facts);
 /// Which fact differs, for the recompile log ("size 0: expected 4, got 5"); empty if none.
 std::string explain_tensor(PyObject* o, const TensorFacts& facts);
 
+/// True if a gradient that arrives at the tensor `o` may run hooks: those of the tensor, or of the node that adds to
+/// its .grad, if that is alive. True too if `o` is no tensor.
+bool has_gradient_hooks(PyObject* o);
+
 /// Guard kind Equals: same type and same value; floats bit for bit. Runs no Python code: objects of classes defined in
 /// Python are compared by identity.
 bool same_constant(PyObject* a, PyObject* b);

@@ -74,6 +74,9 @@ std::string Guard::text() const {
     case Kind::NotSame:
       t = s + " is not " + o;
       break;
+    case Kind::NoHooks:
+      t = "no_gradient_hooks(" + s + ")";
+      break;
     case Kind::GlobalState:
       t = "global_state() == " + std::to_string(number);
       break;

@@ -18,10 +18,11 @@ struct Guard {
     Length,    // len of a list, tuple, dict or set is `number`
     DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
     DictHas,   // dict has key `object`
-    DictLacks,    // dict lacks key `object` (an attribute found on the class, a global found in builtins)
-    Tensor,       // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
-    SameObject,   // source and `other` are one object
-    NotSame,      // source and `other` are two objects (both tensors that the graph treats as distinct)
+    DictLacks,   // dict lacks key `object` (an attribute found on the class, a global found in builtins)
+    Tensor,      // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
+    SameObject,  // source and `other` are one object
+    NotSame,     // source and `other` are two objects (both tensors that the graph treats as distinct)
+    NoHooks,     // source is a tensor; no hook of its own, nor of the node that adds to its .grad, waits for a gradient
     GlobalState,  // grad mode, inference mode, autocast, default dtype, deterministic flags, function modes are
                   // `number` packed by pack_global_state()
   };

@@ -277,6 +277,8 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return value == other;
     case Guard::Kind::NotSame:
       return value != other;
+    case Guard::Kind::NoHooks:
+      return !has_gradient_hooks(value);
     case Guard::Kind::GlobalState:
       return pack_global_state() == g.number;
   }
