@@ -109,7 +109,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   bool again = eager && joint.mutations.empty() && g.mutations().empty();
   for (const auto& n : g.nodes()) again &= n->kind == graph::NodeKind::Placeholder || !ops::is_random(n->op);
   for (const joint::Output& o : joint.outputs)
-    again &= o.kind == joint::Output::Kind::Forward || o.kind == joint::Output::Kind::None;
+    again &= o.kind == joint::Output::Kind::Forward || o.kind == joint::Output::Kind::None ||
+             (o.kind == joint::Output::Kind::View && o.requires_grad);
   if (again) parts->eager = std::move(eager);
 
   joint::Parts cut;

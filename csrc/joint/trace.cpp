@@ -39,6 +39,9 @@ at::Tensor storage_base(const at::Tensor& functional) {
       ->base();
 }
 
+/// What autograd says that `t` is a view of; `t` itself if it is none.
+at::Tensor base_of_views(const at::Tensor& t) { return t.is_view() ? at::Tensor(t._base()) : t; }
+
 struct Geometry {
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
@@ -73,6 +76,7 @@ class Tracer {
  private:
   void make_primals();
   void find_mutations();
+  bool fills_its_base(const at::Tensor& t);
   void classify(const std::vector<at::Tensor>& outputs);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate();
@@ -167,6 +171,16 @@ void Tracer::find_mutations() {
   }
 }
 
+/// Whether a result that shares memory with no other result can be returned as memory of its own: as a view with gaps
+/// or repeats of what eager keeps whole, it would have other strides.
+bool Tracer::fills_its_base(const at::Tensor& t) {
+  if (fn::from_functional_tensor(t).is_non_overlapping_and_dense()) return true;
+  const at::Tensor base = t.requires_grad() ? base_of_views(t) : storage_base(t);
+  if (base.is_same(t)) return true;
+  const Value value = fn::isFunctionalTensor(base) ? value_of(base) : recorder_.value_of(base);
+  return !value.meta().is_non_overlapping_and_dense();
+}
+
 void Tracer::classify(const std::vector<at::Tensor>& outputs) {
   // Outputs that share a storage with each other must do so again.
   std::unordered_map<Storage, std::vector<size_t>> groups;
@@ -203,7 +217,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
       c10::impl::ExcludeDispatchKeyGuard direct(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
       const at::Tensor view = fn::apply_view_meta_sequence(base, fn::unsafeGetFunctionalWrapper(t)->view_metas());
       set_view(out, base, view, {view.sizes().vec(), view.strides().vec(), view.storage_offset()});
-    } else if (const auto& group = groups.at(storage_of(t)); group.size() == 1) {
+    } else if (const auto& group = groups.at(storage_of(t)); group.size() == 1 && fills_its_base(t)) {
       out.kind = Output::Kind::Forward;
       out.index = add_forward(t, value_of(t));
     } else {
@@ -213,7 +227,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
         for (size_t j : group) {
           const at::Tensor& member = outputs[j];
           if (!member.requires_grad()) continue;
-          base = member.is_view() ? member._base() : member;
+          base = base_of_views(member);
           break;
         }
         for (size_t j : group)

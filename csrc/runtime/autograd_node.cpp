@@ -78,7 +78,7 @@ variable_list CompiledBackward::apply(variable_list&& grads) {
 variable_list CompiledBackward::apply_differentiably(const variable_list& grads) {
   TORCH_CHECK(
       parts_->eager && !inputs_.empty(),
-      "this compiled function changes its inputs, draws random numbers or returns views of shared tensors, and cannot "
+      "this compiled function changes its inputs, draws random numbers or returns views of its inputs, and cannot "
       "be differentiated twice (create_graph=True): run it in eager");
   for (size_t i = 0; i < inputs_.size(); ++i)
     TORCH_CHECK(inputs_[i].is_inference() || inputs_[i]._version() == versions_[i],
@@ -88,13 +88,15 @@ variable_list CompiledBackward::apply_differentiably(const variable_list& grads)
   variable_list seeds;
   for (size_t k = 0; k < grads.size(); ++k) {
     if (!grads[k].defined()) continue;
-    for (size_t i = 0; i < outputs.size(); ++i)
-      if (parts_->outputs[i].kind == joint::Output::Kind::Forward &&
-          parts_->outputs[i].index == parts_->tangent_of[k]) {
-        roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const joint::Output& o = parts_->outputs[i];
+      const bool view = o.kind == joint::Output::Kind::View && o.requires_grad && outputs[i].is_view();
+      if ((view || o.kind == joint::Output::Kind::Forward) && o.index == parts_->tangent_of[k]) {
+        roots.push_back(torch::autograd::impl::gradient_edge(view ? at::Tensor(outputs[i]._base()) : outputs[i]));
         seeds.push_back(grads[k]);
         break;
       }
+    }
   }
   for (int64_t i : parts_->grad_of)
     targets.push_back(torch::autograd::impl::gradient_edge(inputs_[static_cast<size_t>(i)]));

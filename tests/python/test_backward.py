@@ -164,6 +164,17 @@ def test_saved_tensors_go_when_nothing_can_read_them():
     assert second.requires_grad
 
 
+def test_second_derivative_of_one_result():
+    def run(compile):
+        x = X.clone().requires_grad_(True)
+        cut, _ = compile(lambda x: ((x**3)[:, ::2], x.sin()))(x)
+        (g,) = torch.autograd.grad(cut.sum(), x, create_graph=True)
+        g.pow(2).sum().backward()
+        return g.detach(), x.grad
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
 HOOKS = {
     "tensor": lambda m, x, log: m.weight.register_hook(lambda g: log.append(1) or g * 10),
     "post accumulate": lambda m, x, log: m.weight.register_post_accumulate_grad_hook(lambda p: log.append(2)),

@@ -325,6 +325,25 @@ def test_channels_last_strides():
     check(f, x, w.to(memory_format=torch.channels_last))
 
 
+def views_of_intermediates(x, w):
+    return (x * 2).expand(2, 3, 4), x.exp().diagonal(), (x + 1)[:, ::2], (x * 3).t()[1:]
+
+
+def gradient_that_repeats(x, w):
+    return torch.autograd.grad(w.sum(0).pow(2).sum(), w)[0]
+
+
+@pytest.mark.parametrize("program", [views_of_intermediates, gradient_that_repeats])
+def test_views_of_intermediates_keep_their_strides(program):
+    w = Y.clone().requires_grad_(True)
+    check(program, X, w)
+    check(program, X.clone().requires_grad_(True), w)
+
+
+def test_angles_of_complex_numbers_are_contiguous():
+    check(lambda x: torch.angle(x * 1j), X.t())
+
+
 @pytest.mark.parametrize(
     "dtype",
     [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64],

@@ -214,7 +214,9 @@ Metas complex_of(const OpInfo&, Args args) {
 
 Metas polar_angle(const OpInfo&, Args args) {
   const TensorMeta* t = &tensor(args, 0);
-  return one(iterate({&t, 1}, to_real(to_float(t->dtype))));
+  // Of complex numbers it is computed in complex, and then copied.
+  if (is_complex(t->dtype)) return one(contiguous(*t, t->sizes, to_real(t->dtype)));
+  return one(iterate({&t, 1}, to_float(t->dtype)));
 }
 
 Metas in_place(const OpInfo& info, Args args) {
