@@ -492,6 +492,12 @@ def test_backward_inside_accumulates():
     assert_same(run(f), run(kiln.compile(f)))
 
 
+def test_backward_from_a_leaf():
+    check(lambda x: x.backward(), torch.tensor(2.0, requires_grad=True))
+    check(lambda x: torch.autograd.grad(x, x), torch.tensor(2.0, requires_grad=True))
+    check(lambda x: (x.backward(), x.grad * 2), torch.tensor(2.0, requires_grad=True))
+
+
 def test_tensor_hooks_and_retain_grad():
     def run(function):
         x = X.clone().requires_grad_(True)

@@ -26,7 +26,10 @@ std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, boo
   auto visit = [&](torch::autograd::Node* node) {
     if (node && seen.insert(node).second) todo.push_back(node);
   };
-  for (const at::Tensor& t : roots) visit(torch::autograd::impl::gradient_edge(t).function.get());
+  // Held: a leaf does not own the node that accumulates into it.
+  torch::autograd::edge_list edges;
+  for (const at::Tensor& t : roots) edges.push_back(torch::autograd::impl::gradient_edge(t));
+  for (const auto& edge : edges) visit(edge.function.get());
   while (!todo.empty()) {
     torch::autograd::Node* node = todo.back();
     todo.pop_back();
