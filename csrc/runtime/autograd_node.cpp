@@ -3,6 +3,8 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <unordered_map>
+
 #include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/error.h"
@@ -83,7 +85,15 @@ variable_list CompiledBackward::apply_differentiably(const variable_list& grads)
   for (size_t i = 0; i < inputs_.size(); ++i)
     TORCH_CHECK(inputs_[i].is_inference() || inputs_[i]._version() == versions_[i],
                 "one of the variables needed for gradient computation has been modified by an inplace operation");
-  const variable_list outputs = parts_->eager(inputs_);
+  // Views of the inputs: the hooks of an input itself run once, when the caller's engine passes its gradient on.
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> views;
+  variable_list inputs;
+  for (const at::Tensor& t : inputs_) {
+    at::Tensor& view = views[t.unsafeGetTensorImpl()];
+    if (!view.defined()) view = t.requires_grad() ? at::alias(t) : t;
+    inputs.push_back(view);
+  }
+  const variable_list outputs = parts_->eager(inputs);
   torch::autograd::edge_list roots, targets;
   variable_list seeds;
   for (size_t k = 0; k < grads.size(); ++k) {
@@ -99,7 +109,7 @@ variable_list CompiledBackward::apply_differentiably(const variable_list& grads)
     }
   }
   for (int64_t i : parts_->grad_of)
-    targets.push_back(torch::autograd::impl::gradient_edge(inputs_[static_cast<size_t>(i)]));
+    targets.push_back(torch::autograd::impl::gradient_edge(inputs[static_cast<size_t>(i)]));
   return torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, /*create_graph=*/true,
                                                                /*accumulate_grad=*/false, targets);
 }

@@ -469,6 +469,20 @@ def test_grad_of_grad():
     assert_same(run(f), run(kiln.compile(f)))
 
 
+def test_grad_of_grad_calls_hooks_of_inputs_once():
+    def run(function):
+        x, calls = X.clone().requires_grad_(True), []
+        x.register_hook(lambda g: calls.append(0) or g * 10)
+        (g,) = torch.autograd.grad(function(x, x), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+        return g.detach(), h, len(calls)
+
+    def f(x, y):
+        return (x**2 * y).sum()
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
 def test_grad_inside():
     def f(x):
         y = (x**3).sum()
