@@ -76,3 +76,27 @@ def test_modules_made_in_captured_code_after_torch_compile():
     torch.compile(f, backend="eager")(x)  # from here on, its wrapper of Module.__init__ is there
     assert torch.nn.Module.__init__.__name__ == "patched_init"
     assert_same(kiln.compile(f, fullgraph=True)(x), f(x))
+
+
+def test_torch_compiled_code_below_a_compiled_function():
+    """It runs in eager behind a break, again and again: its evaluator and kiln's stand above each other."""
+
+    @torch.compile(backend="eager")
+    def inside(x):
+        return x.sin() + 1
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return inside(x) * 3
+
+    model = torch.compile(Model(), backend="eager")
+    for f in (
+        lambda x: inside(x * 2) - 1,
+        lambda x: model(x) + x,
+        lambda x: torch.compile(Model(), backend="eager")(x),
+    ):
+        compiled = kiln.compile(f)
+        for n in (3, 3, 4, 3):
+            x = torch.linspace(-1, 1, n)
+            assert_same(f(x), compiled(x))
+            assert_same(torch.relu(x) * 2, kiln.compile(lambda x: torch.relu(x) * 2)(x))

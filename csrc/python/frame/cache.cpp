@@ -73,7 +73,7 @@ void reset_caches() {
   for (CodeCache* c : caches)
     if (all_caches().count(c)) c->clear();
   for (CodeInfo* i : all_infos())
-    if (i->skip == CodeInfo::Skip::Yes) i->skip = CodeInfo::Skip::Unknown;
+    if (i->skip == CodeInfo::Skip::Yes || i->skip == CodeInfo::Skip::Below) i->skip = CodeInfo::Skip::Unknown;
   warnings_given().clear();
   runtime::release_arena();
 }

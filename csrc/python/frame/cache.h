@@ -57,9 +57,10 @@ struct CodeInfo {
   ~CodeInfo();
   std::vector<std::pair<ConfigPtr, std::unique_ptr<CodeCache>>> caches;
   CodeCache& cache(const ConfigPtr& config);
-  enum class Skip : uint8_t { Unknown, No, Yes };
-  Skip skip = Skip::Unknown;  // frames of this code run as they are (see skip.h); what they call may still be compiled
-  bool internal = false;      // made by kiln, runs as it is: continuations
+  /// Yes: frames of this code run as they are (see skip.h); what they call may still be compiled. Below: that neither.
+  enum class Skip : uint8_t { Unknown, No, Yes, Below };
+  Skip skip = Skip::Unknown;
+  bool internal = false;  // made by kiln, runs as it is: continuations
   /// For resume functions: where they came from.
   std::shared_ptr<ResumePoint> resume;
   /// Resume functions made for this code, by their key.

@@ -16,6 +16,7 @@ namespace {
 
 int hook_depth = 0;                       // under the GIL
 _PyFrameEvalFunction previous = nullptr;  // the evaluator that was installed before
+_PyFrameEvalFunction above = nullptr;     // the one that was put above ours and calls it; null if there is none
 
 /// The frame that compile_and_run waits for on this thread.
 struct Pending {
@@ -180,8 +181,12 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
       return run_frame(tstate, frame, *wanted);
     }
     if (throw_flag || !starts_here(frame) || !(code->co_flags & CO_OPTIMIZED) ||
-        (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) || should_skip(frame))
+        (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)))
       return run_plainly(tstate, frame, throw_flag);
+    if (should_skip(frame)) {
+      Scoped<int> below(m.disabled, m.disabled + (skipped_with_calls(code) ? 1 : 0));
+      return run_plainly(tstate, frame, throw_flag);
+    }
     CodeInfo* info = code_info(code);
     if (!info) return run_plainly(tstate, frame, throw_flag);
     Target target{frame->f_func, code, &info->cache(m.config), m.config, false};
@@ -199,7 +204,8 @@ HookScope::HookScope() {
   if (hook_depth++ > 0) return;
   PyInterpreterState* interpreter = PyInterpreterState_Get();
   _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-  if (now == &eval_frame) return;  // left there below another hook
+  if (now == &eval_frame) return;     // the one above has gone and left ours there
+  if (above && now == above) return;  // below it still: a second time above it, each would call the other for ever
   previous = now == &_PyEval_EvalFrameDefault ? nullptr : now;
   _PyInterpreterState_SetEvalFrameFunc(interpreter, &eval_frame);
 }
@@ -208,8 +214,10 @@ HookScope::~HookScope() {
   if (--hook_depth > 0) return;
   PyInterpreterState* interpreter = PyInterpreterState_Get();
   // If someone else put a hook above ours meanwhile, ours stays below it and passes everything on.
-  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == &eval_frame)
+  _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+  if (now == &eval_frame)
     _PyInterpreterState_SetEvalFrameFunc(interpreter, previous ? previous : &_PyEval_EvalFrameDefault);
+  above = now == &eval_frame || now == &_PyEval_EvalFrameDefault || now == previous ? nullptr : now;
 }
 
 EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyObject*>& values, guards::Owned& owned) {

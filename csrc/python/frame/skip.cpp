@@ -72,6 +72,13 @@ bool names_torch(PyCodeObject* code, PyObject* globals) {
   return false;
 }
 
+/// Frames of torch.compile: it has an evaluator of its own, and what it runs is its.
+bool of_other_compiler(PyCodeObject* code) {
+  const char* file = PyUnicode_AsUTF8(code->co_filename);
+  if (!file) PyErr_Clear();
+  return file && std::string_view(file).starts_with(folders->torch + "_dynamo/");
+}
+
 }  // namespace
 
 void init_skip() {
@@ -112,12 +119,19 @@ bool skipped_file(PyCodeObject* code) {
   return below(folders->library) && file.find("/site-packages/") == std::string_view::npos;
 }
 
+bool skipped_with_calls(PyCodeObject* code) {
+  const CodeInfo* info = find_code_info(code);
+  return info && info->skip == CodeInfo::Skip::Below;
+}
+
 bool should_skip(_PyInterpreterFrame* frame) {
   PyCodeObject* code = frame->f_code;
   CodeInfo* info = code_info(code);
   if (!info || info->internal) return true;
-  if (info->skip == CodeInfo::Skip::Unknown) info->skip = skipped_file(code) ? CodeInfo::Skip::Yes : CodeInfo::Skip::No;
-  if (info->skip == CodeInfo::Skip::Yes) return true;
+  using Skip = CodeInfo::Skip;
+  if (info->skip == Skip::Unknown)
+    info->skip = of_other_compiler(code) ? Skip::Below : skipped_file(code) ? Skip::Yes : Skip::No;
+  if (info->skip == Skip::Yes || info->skip == Skip::Below) return true;
   if (info->resume) return false;
   const int slots = code->co_nlocalsplus - code->co_nfreevars;
   for (int i = 0; i < slots; ++i)

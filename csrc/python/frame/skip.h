@@ -14,6 +14,8 @@ PyTypeObject* nn_module_type();
 /// internals, array libraries and kiln itself, by file; and frames that see no tensor, module or PyTorch name.
 /// What they call may still be compiled.
 bool should_skip(_PyInterpreterFrame* frame);
+/// True for skipped frames below which nothing is compiled either: another compiler's. Known after should_skip.
+bool skipped_with_calls(PyCodeObject* code);
 /// The part that depends on the file alone.
 bool skipped_file(PyCodeObject* code);
 
