@@ -62,6 +62,12 @@ int64_t product(const Ints& v, size_t from = 0);
 /// One int for each of n spatial dims, from a list of one or n ints.
 Ints expand_param(const Arg& a, size_t n, const Ints& absent = {});
 
+/// Strides, kernel sizes and the like, which rules divide by: what is not positive is left to eager, which refuses it.
+inline void decline_unless_positive(const Ints& values) {
+  for (int64_t v : values)
+    if (v <= 0) throw Unsupported("a window parameter that is not positive");
+}
+
 inline Metas one(TensorMeta t) {
   Metas m;
   m.push_back(std::move(t));

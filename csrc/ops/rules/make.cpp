@@ -50,6 +50,7 @@ Metas range(const Arg& start, const Arg& end, const Arg& step, size_t dtype_at, 
     const int64_t a = as_int(start), b = as_int(end), s = as_int(step);
     if (s == 0) shape_error("step must be nonzero");
     const int64_t sign = s > 0 ? 1 : -1;
+    if (std::abs(static_cast<double>(b) - static_cast<double>(a)) > 0x1p62) throw Unsupported("a range that overflows");
     count = static_cast<double>((b - a + s - sign) / s);
   } else {
     count = std::ceil((end.to_double() - start.to_double()) / step.to_double());

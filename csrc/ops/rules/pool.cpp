@@ -6,7 +6,7 @@ namespace {
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
 int64_t pooled(int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation, bool ceil_mode) {
-  if (stride == 0) shape_error("stride should not be zero");
+  decline_unless_positive({kernel, stride, dilation});
   if (pad < 0) shape_error("pad must be non-negative, but got pad: " + std::to_string(pad));
   if (pad > ((kernel - 1) * dilation + 1) / 2)
     shape_error("pad should be at most half of effective kernel size, but got pad=" + std::to_string(pad) +
@@ -68,6 +68,7 @@ Metas avg_pool_nd(size_t spatial, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints kernel = expand_param(args[1], spatial);
   const Ints stride = expand_param(arg(args, 2), spatial, kernel);
+  if (int_or(args, 6, 1) == 0) throw Unsupported("averages divided by zero");
   const Pool p = pool_sizes(spatial, t, kernel, stride, expand_param(arg(args, 3), spatial, {0}), Ints(spatial, 1),
                             bool_or(args, 4, false));
   return one(formatted(t, p.sizes, spatial == 3 ? MemoryFormat::Contiguous : p.format));
@@ -124,6 +125,7 @@ Metas im2col(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints k = expand_param(args[1], 2), d = expand_param(args[2], 2), p = expand_param(args[3], 2),
              s = expand_param(args[4], 2);
+  for (const Ints& v : {k, d, s}) decline_unless_positive(v);
   if (t.dim() != 3 && t.dim() != 4) throw Unsupported("im2col of another rank");
   const size_t c = t.sizes.size() - 3;
   Ints sizes(t.sizes.begin(), t.sizes.begin() + static_cast<int64_t>(c));
@@ -137,6 +139,7 @@ Metas im2col(const OpInfo&, Args args) {
 Metas col2im(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints out = expand_param(args[1], 2), k = expand_param(args[2], 2);
+  decline_unless_positive(k);
   if (t.dim() != 2 && t.dim() != 3) throw Unsupported("col2im of another rank");
   const size_t c = t.sizes.size() - 2;
   Ints sizes(t.sizes.begin(), t.sizes.begin() + static_cast<int64_t>(c));
