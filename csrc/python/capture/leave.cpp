@@ -261,7 +261,8 @@ RecipePtr Leaver::contents(PyObject* o) {
 RecipePtr Leaver::recipe(PyObject* o) {
   if (!o) return make(Recipe::Kind::Null);
   const Class c = m.classify(o);
-  if (c == Class::Constant || c == Class::Type) return constant(o);
+  const bool slice = PySlice_Check(o) && !m.is_constant(o);  // of tensors
+  if ((c == Class::Constant && !slice) || c == Class::Type) return constant(o);
   if (m.is_number(o) && !made_.count(o)) {
     if (auto s = m.number_sources.find(o); s != m.number_sources.end()) return made_[o] = source(s->second);
     RecipePtr r = begin(o, Recipe::Kind::Call);
@@ -277,6 +278,12 @@ RecipePtr Leaver::recipe(PyObject* o) {
   }
   if (Known* k = m.find(o))
     return made_[o] = k->source->kind == SK::Const ? constant(k->real.get()) : source(k->source);
+  if (slice) {
+    RecipePtr r = make(Recipe::Kind::Slice);
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    r->parts = {recipe(s->start), recipe(s->stop), recipe(s->step)};
+    return made_[o] = r;
+  }
   if (m.is_constant(o) &&
       !(PyCFunction_Check(o) && PyCFunction_GET_SELF(o) && !PyModule_Check(PyCFunction_GET_SELF(o))) &&
       Py_TYPE(o) != &_PyMethodWrapper_Type)
@@ -345,12 +352,6 @@ RecipePtr Leaver::recipe(PyObject* o) {
       break;
   }
   if (PyCell_Check(o)) return cell(o);
-  if (PySlice_Check(o)) {
-    RecipePtr r = make(Recipe::Kind::Slice);
-    auto* s = reinterpret_cast<PySliceObject*>(o);
-    r->parts = {recipe(s->start), recipe(s->stop), recipe(s->step)};
-    return made_[o] = r;
-  }
   if (PyCFunction_Check(o) || Py_TYPE(o) == &_PyMethodWrapper_Type) {  // [].append
     static PyObject* getattr = PyObject_GetAttrString(PyImport_AddModule("builtins"), "getattr");
     py::Ref self = py::Ref::steal(PyObject_GetAttrString(o, "__self__")),

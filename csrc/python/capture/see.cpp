@@ -114,6 +114,11 @@ Class Machine::classify(PyObject* o) { return classify_type(Py_TYPE(o)); }
 bool Machine::is_constant(PyObject* o) {
   switch (classify(o)) {
     case Class::Constant:
+      if (PySlice_Check(o)) {
+        auto* s = reinterpret_cast<PySliceObject*>(o);
+        return is_constant(s->start) && is_constant(s->stop) && is_constant(s->step);
+      }
+      return true;
     case Class::Singleton:
     case Class::Type:
       return true;
