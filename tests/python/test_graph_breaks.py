@@ -284,6 +284,19 @@ def test_compiled_code_after_a_break_is_reused():
     assert counter.frame_count == first
 
 
+def test_internals_of_tensors_are_read_in_eager():
+    base = torch.arange(6.0)
+
+    def f(x):
+        x.add_(1)
+        return x.storage_offset(), x._version, x._base is base, x._is_view(), x * 2
+
+    compiled = kiln.compile(f)
+    for x in (base[:2], base[2:4], base, base[1:]):
+        expected = x.storage_offset(), x._version + 1, x._base is base, x._is_view(), (x + 1) * 2
+        assert_same(compiled(x), expected)
+
+
 def test_break_at_the_root_keeps_the_part_before():
     def f(x):
         y = x + 1

@@ -62,6 +62,27 @@ def test_argument_returned_is_the_argument():
     assert a is X and b is items and c is Y
 
 
+def test_attributes_of_results():
+    def f(x):
+        y, z = x * 2, x + 1
+        y.tag, y.other, z.back = [7, "seven"], z, y
+        return y, x.sum()
+
+    y, _ = kiln.compile(f)(X)
+    assert y.tag == [7, "seven"] and y.other.back is y
+    assert_same(y.other, X + 1)
+
+    def g(x):
+        y = x * 2
+        y.tag = 7
+        kiln.graph_break()
+        return y.tag, y
+
+    tag, y = kiln.compile(g)(X)
+    assert tag == y.tag == 7
+    assert kiln.compile(lambda x: g(x)[1])(X).tag == 7
+
+
 def test_nonlocal_and_global_writes():
     state = 0
 

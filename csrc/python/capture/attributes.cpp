@@ -464,6 +464,10 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
     static PyObject* detach = PyObject_GetAttrString(names().tensor_type, "detach");
     return call(detach, &o, 1, nullptr);
   }
+  // What no guard looks at: how often it was written to, and what it is a view of.
+  for (const char* unseen : {"_version", "_base"})
+    if (PyUnicode_CompareWithASCIIString(name, unseen) == 0)
+      return graph_break("tensor-internals", std::string("reading a tensor's ") + unseen);
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
   PyObject* args[2] = {o, name};
   PyObject* v;

@@ -294,8 +294,15 @@ RecipePtr Leaver::recipe(PyObject* o) {
     ~Open() { set.erase(o); }
   };
   switch (c) {
-    case Class::Tensor:
-      return made_[o] = output(o);
+    case Class::Tensor: {
+      RecipePtr r = made_[o] = output(o);
+      PyObject** slot = _PyObject_GetDictPtr(o);
+      Py_ssize_t pos = 0;
+      PyObject *name, *value;
+      while (slot && *slot && PyDict_Next(*slot, &pos, &name, &value))  // what the program hung on it
+        r->state.emplace_back(py::Ref::borrow(name), recipe(value));
+      return r;
+    }
     case Class::Tuple:
     case Class::List:
     case Class::Dict:

@@ -42,7 +42,8 @@ LeaveProgram::LeaveProgram(const std::vector<RecipePtr>& results, const std::vec
   KILN_CHECK(static_cast<size_t>(num_sources_) == wanted.size() - first_source, "sources and recipes disagree");
   std::sort(used_outputs_.begin(), used_outputs_.end());
   used_outputs_.erase(std::unique(used_outputs_.begin(), used_outputs_.end()), used_outputs_.end());
-  if (results.size() == 1 && results[0] && results[0]->kind == Recipe::Kind::Output && effects.empty())
+  if (results.size() == 1 && results[0] && results[0]->kind == Recipe::Kind::Output && effects.empty() &&
+      results[0]->state.empty())
     single_output_ = static_cast<int>(results[0]->index);
 }
 
