@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "graph/passes/passes.h"
 #include "ops/ops.h"
 
 namespace kiln::compiler {
@@ -79,7 +80,7 @@ std::optional<FrozenSplit> split_frozen(const Graph& g) {
       if (n->frozen) constant.insert(n.get());
       continue;
     }
-    bool all = ops::lookup(n->op) && !ops::is_random(n->op), any = false;
+    bool all = ops::lookup(n->op) && !graph::runs_unused(*n), any = false;
     for (const Arg& a : n->args)
       graph::for_each_value(a, [&](const Value& v) {
         any |= static_cast<bool>(v);

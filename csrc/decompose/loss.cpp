@@ -116,16 +116,7 @@ bool nll_backward(Builder& b, const Node& n, std::vector<Value>& out) {
 // --- binary cross entropy
 // ----------------------------------------------------------------------------------------------
 
-bool bce(Builder& b, const Node& n, std::vector<Value>& out) {  // (self, target, weight, reduction)
-  const Value x = n.arg(0).value(), y = n.arg(1).value();
-  const Value one_x = b.call("aten::log1p", {b.neg(x)});
-  auto floor = [&](Value v) { return b.call("aten::clamp_min", {v, Arg(-100.0)}); };
-  // (y - 1) * max(log(1 - x), -100) - y * max(log(x), -100)
-  Value loss = b.sub(b.mul(b.sub(y, 1.0), floor(one_x)), b.mul(y, floor(b.log(x))));
-  if (has(n, 2)) loss = b.mul(loss, n.arg(2));
-  out = {reduce(b, loss, n.arg(3).to_int())};
-  return true;
-}
+// The forward stays a call of ATen's, which refuses inputs outside of [0, 1].
 bool bce_backward(Builder& b, const Node& n, std::vector<Value>& out) {  // (grad, self, target, weight, reduction)
   const Value x = n.arg(1).value(), y = n.arg(2).value();
   const Value spread = b.call("aten::clamp_min", {b.mul(b.sub(b.full({}, 1.0, x.meta().dtype), x), x), Arg(1e-12)});
@@ -161,7 +152,6 @@ const RuleRow kRows[] = {
     {"aten::nll_loss_backward", nll_backward},
     {"aten::nll_loss2d_forward", nll_forward},
     {"aten::nll_loss2d_backward", nll_backward},
-    {"aten::binary_cross_entropy", bce},
     {"aten::binary_cross_entropy_backward", bce_backward},
     {"aten::binary_cross_entropy_with_logits", bce_logits},
 };

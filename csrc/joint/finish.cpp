@@ -21,7 +21,8 @@ bool remove_dead(graph::Graph& g) {
   for (const Arg& a : g.outputs()) graph::for_each_value(a, use);
   for (const graph::Mutation& m : g.mutations()) use(m.value);
   for (const auto& n : g.nodes())
-    if (n->kind == NodeKind::Call && ops::is_random(n->op)) todo.push_back(n.get());
+    if (n->backward ? n->kind == NodeKind::Call && ops::is_random(n->op) : graph::runs_unused(*n))
+      todo.push_back(n.get());
   while (!todo.empty()) {
     const Node* n = todo.back();
     todo.pop_back();

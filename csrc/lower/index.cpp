@@ -75,7 +75,7 @@ bool index_tensor(Lowering& l, const Node& n) {
   Tensor self = l.get(n.arg(0));
   Advanced a;
   if (!a.read(l, self, n.arg(1)) || a.result_sizes(self) != n.results[0].sizes) return false;
-  if (self.ops() > 4) self = l.in_memory(self, n.name + "_in");
+  if (self.ops() > 4 || self.may_raise()) self = l.in_memory(self, n.name + "_in");
   std::vector<Tensor> inputs = a.tensors;
   inputs.push_back(self);
   l.set(n, l.lazy(
@@ -153,7 +153,7 @@ bool index_select(Lowering& l, const Node& n) {
   if (!is_index(index) || self.dim() == 0) return false;
   const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
   if (self.sizes[dim] == 0) return false;
-  if (self.ops() > 4) self = l.in_memory(self, n.name + "_in");
+  if (self.ops() > 4 || self.may_raise()) self = l.in_memory(self, n.name + "_in");
   l.set(n, l.lazy(
                self.dtype, n.results[0].sizes,
                [=](Ops& o, Index p) {
@@ -210,7 +210,7 @@ bool gather(Lowering& l, const Node& n) {
   if (!is_index(index) || self.dim() == 0 || index.dim() != self.dim()) return false;
   const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
   if (self.sizes[dim] == 0) return false;
-  if (self.ops() > 12) self = l.in_memory(self, n.name + "_in");
+  if (self.ops() > 12 || self.may_raise()) self = l.in_memory(self, n.name + "_in");
   l.set(n, l.lazy(
                self.dtype, index.sizes,
                [=](Ops& o, Index p) {

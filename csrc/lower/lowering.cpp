@@ -3,13 +3,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "graph/passes/passes.h"
 
 namespace kiln::lower {
 
-bool has_effect(const graph::Op& op) {
-  // An op of another library may do anything; ATen's functional ops do nothing besides drawing numbers.
-  const std::string& name = op.name();
-  return draws_random(op) || !(name.starts_with("aten::") || name.starts_with("kiln::"));
+bool has_effect(const Node& n) {
+  // An op of another library may do anything; ATen's functional ops do nothing besides drawing numbers and raising.
+  const std::string& name = n.op.name();
+  return draws_random(n.op) || graph::runs_unused(n) || !(name.starts_with("aten::") || name.starts_with("kiln::"));
 }
 
 namespace {
@@ -153,7 +154,7 @@ Lowering::Lowering(const graph::Graph& g, const LowerOptions& options) : g_(g), 
 bool Lowering::is_live(const Node& n) const {
   for (uint32_t i = 0; i < n.results.size(); ++i)
     if (is_used(n, i)) return true;
-  return has_effect(n.op);
+  return has_effect(n);
 }
 
 std::string Lowering::name_of(const Node& n, uint32_t i) const {
@@ -231,12 +232,12 @@ Tensor Lowering::in_memory(const Tensor& t, const std::string& name) {
 Tensor Lowering::in_memory(const Tensor& t, graph::Value v) {
   if (t.strided()) return t;
   // Libraries choose their way by strides: give them the ones that eager has here.
-  Tensor to = new_temp(v.node->name + "_mem", t.dtype, t.sizes);
+  Tensor to = new_temp(name_of(*v.node, v.index) + "_mem", t.dtype, t.sizes);
   if (v.meta().is_non_overlapping_and_dense()) {
     to.strides = v.meta().strides;
     out_.metas[to.buffer].strides = to.strides;
   }
-  store(t, to, v.node->name + "_mem");
+  store(t, to, name_of(*v.node, v.index) + "_mem");
   return to;
 }
 
@@ -246,6 +247,7 @@ Tensor Lowering::lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::ve
   l->ops = ops;
   for (const Tensor& t : inputs) {
     l->ops += t.ops();
+    l->may_raise |= t.may_raise();
     l->loads += t.loads();
     if (t.strided())
       l->buffers.push_back(t.buffer);
@@ -273,6 +275,11 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
   KILN_CHECK(t.sizes == n.results.at(i).sizes,
              "lowering of " + n.op.name() + " gave other sizes than " + n.name + "'s");
   KILN_CHECK(t.dtype == n.results[i].dtype, "lowering of " + n.op.name() + " gave another dtype than " + n.name + "'s");
+  if (!t.strided() && !t.lazy->may_raise && graph::may_raise(n)) {
+    auto raising = std::make_shared<Lazy>(*t.lazy);
+    raising->may_raise = true;
+    t.lazy = std::move(raising);
+  }
   if (!t.strided() && !is_view(n.op)) {
     const auto u = uses_.find(v);
     const int consumers = u == uses_.end() ? 0 : u->second;
@@ -360,7 +367,7 @@ void Lowering::lower_extern(const Node& n) {
     values_[v] = std::move(t);
   }
   e.index = static_cast<int>(out_.externs.size());
-  e.effect = has_effect(n.op);
+  e.effect = has_effect(n);
   if (own_kernel && call.into && options_.result_rows && call.results[0]) e.rows = options_.result_rows(n);
   out_.externs.push_back(std::move(call));
   out_.program.add_extern(std::move(e));
@@ -377,8 +384,11 @@ void Lowering::lower_node(const Node& n) {
       const TensorMeta& m = v.meta();
       if (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype)) ours = false;
     });
+  // Results that nobody reads would not be computed at all.
+  bool used = false;
+  for (uint32_t i = 0; i < n.results.size(); ++i) used |= is_used(n, i);
   // A rule declines before it has changed anything.
-  if (ours && it->second(*this, n)) return;
+  if (ours && used && it->second(*this, n)) return;
   lower_extern(n);
 }
 

@@ -21,6 +21,7 @@ struct Lazy {
   loops::PointFn fn;
   int ops = 0;  // scalar operations per point, inlined producers included
   int loads = 0;
+  bool may_raise = false;         // for some of its elements: all of them are to be computed
   std::vector<BufferId> buffers;  // what it reads, for the hazards of in-place writes
 };
 
@@ -38,6 +39,7 @@ struct Tensor {
   int64_t numel() const;
   /// The element at `index`, of this->dtype.
   Val load(Ops& ops, Index index) const;
+  bool may_raise() const { return lazy && lazy->may_raise; }
   int ops() const { return lazy ? lazy->ops : 0; }
   int loads() const { return lazy ? lazy->loads : 1; }
 };
@@ -67,6 +69,10 @@ class Lowering {
   Tensor new_temp(std::string name, DType dtype, const Sizes& sizes);
   /// `t` in memory: itself if strided, otherwise stored into a new temp.
   Tensor in_memory(const Tensor& t, const std::string& name);
+  /// `t` for a reader that leaves out some of its elements: in memory if those might have raised.
+  Tensor whole(const Tensor& t, const Node& reader) {
+    return t.may_raise() ? in_memory(t, name_of(reader) + "_in") : t;
+  }
   /// `v`'s tensor in memory, with the strides that its meta has.
   Tensor in_memory(const Tensor& t, graph::Value v);
   /// Stores t into `to` (same sizes) by a nest.
@@ -113,7 +119,7 @@ const char* out_overload(const graph::Op& op);
 /// Ops whose results depend on, or change, a random generator: kept in order.
 bool draws_random(const graph::Op& op);
 /// Ops that run although nobody reads their results, in the graph's order.
-bool has_effect(const graph::Op& op);
+bool has_effect(const Node& n);
 
 // Shared by rules.
 /// While one lives, each lazy value is computed once per point. Rules that build nests hold one per open stage: values

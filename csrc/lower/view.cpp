@@ -130,7 +130,7 @@ Tensor sliced(const Lowering& l, const Tensor& t, int64_t dim, int64_t start, in
 }
 
 bool slice(Lowering& l, const Node& n) {
-  const Tensor t = l.get(n.arg(0));
+  const Tensor t = l.whole(l.get(n.arg(0)), n);
   const int64_t dim = wrap_dim(n.arg(1).to_int(), t.dim());
   const int64_t size = t.sizes.at(dim);
   int64_t start = n.arg(2).is_none() ? 0 : n.arg(2).to_int();
@@ -157,7 +157,7 @@ Tensor without_dim(const Lowering& l, const Tensor& t, int64_t dim, int64_t at) 
 }
 
 bool select(Lowering& l, const Node& n) {
-  const Tensor t = l.get(n.arg(0));
+  const Tensor t = l.whole(l.get(n.arg(0)), n);
   const int64_t dim = wrap_dim(n.arg(1).to_int(), t.dim());
   const int64_t at = n.arg(2).to_int();
   l.set(n, without_dim(l, t, dim, at < 0 ? at + t.sizes.at(dim) : at));
@@ -165,7 +165,7 @@ bool select(Lowering& l, const Node& n) {
 }
 
 bool unbind(Lowering& l, const Node& n) {
-  const Tensor t = l.get(n.arg(0));
+  const Tensor t = l.whole(l.get(n.arg(0)), n);
   const int64_t dim = wrap_dim(n.args.size() > 1 ? n.arg(1).to_int() : 0, t.dim());
   for (uint32_t i = 0; i < n.results.size(); ++i) l.set(n, without_dim(l, t, dim, i), i);
   return true;
@@ -173,7 +173,7 @@ bool unbind(Lowering& l, const Node& n) {
 
 // All the ways to cut a dim: the results' sizes say where.
 bool split(Lowering& l, const Node& n) {
-  const Tensor t = l.get(n.arg(0));
+  const Tensor t = l.whole(l.get(n.arg(0)), n);
   const int64_t dim = wrap_dim(n.args.size() > 2 ? n.arg(2).to_int() : 0, t.dim());
   int64_t start = 0;
   for (uint32_t i = 0; i < n.results.size(); ++i) {
@@ -185,7 +185,7 @@ bool split(Lowering& l, const Node& n) {
 }
 
 bool diagonal(Lowering& l, const Node& n) {
-  const Tensor t = l.get(n.arg(0));
+  const Tensor t = l.whole(l.get(n.arg(0)), n);
   const int64_t offset = n.arg(1).to_int();
   const int64_t a = wrap_dim(n.arg(2).to_int(), t.dim()), b = wrap_dim(n.arg(3).to_int(), t.dim());
   const int64_t row = offset < 0 ? -offset : 0, col = offset > 0 ? offset : 0;

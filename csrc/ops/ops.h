@@ -49,6 +49,9 @@ enum Flag : uint32_t {
   kNondeterministic = 8,  // may differ from run to run on equal inputs
   kMetaOnly = 16,         // needs no element of its argument, only its metadata (empty_like, new_zeros)
   kDataDependent = 32,    // the result's shape depends on elements
+  /// The kernel refuses some elements (an index out of range, a singular matrix): a call is made though nobody uses its
+  /// result. Of a pointwise op: in integers (a division by zero).
+  kMayRaise = 64,
 };
 
 struct OpInfo;

@@ -71,7 +71,7 @@ class Registry {
     auto* info = new OpInfo(*functional);
     info->op = op;
     info->flags |= kMutates;
-    info->rule = rules::in_place;
+    info->rule = functional->rule ? rules::in_place : nullptr;
     info->functional = functional;
     return info;
   }

@@ -20,7 +20,7 @@ log log1p logaddexp logical_and logical_not logical_xor logsumexp masked_fill ma
 permute pow prod reciprocal remainder repeat reshape roll round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid
 slice_scatter softmax log_softmax split sqrt square stack std std_mean sub sum t tanh tile tril triu trunc unbind unflatten var
 var_mean where xlogy nan_to_num linalg.vector_norm native_layer_norm nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d
-nn.functional.binary_cross_entropy nn.functional.conv2d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
+nn.functional.conv2d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
 nn.functional.gelu nn.functional.glu nn.functional.group_norm nn.functional.hardswish nn.functional.huber_loss
 nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool2d
 nn.functional.mish nn.functional.mse_loss nn.functional.nll_loss nn.functional.pad nn.functional.pixel_shuffle nn.functional.relu

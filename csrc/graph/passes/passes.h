@@ -5,8 +5,14 @@
 // graph returns, the strides of a result, which results share storage, or the order of random numbers.
 namespace kiln::graph {
 
-/// Removes calls whose results nobody uses. Random ops stay (eager draws from the generator whether or not the result
-/// is used), and so do ops that the table does not know (they may have effects).
+/// Whether a call is made though nobody uses its results: it draws random numbers, may refuse the elements that it
+/// gets, or has no results at all (a check).
+bool runs_unused(const Node& n);
+/// Whether a call may raise for the elements that it gets; the shapes were checked when it was traced.
+bool may_raise(const Node& n);
+
+/// Removes calls whose results nobody uses. Those that runs_unused names stay, and so do ops that the table does not
+/// know (they may have effects).
 bool eliminate_dead_code(Graph& g);
 
 /// Merges calls of one op on equal arguments. Not random ops, and not two values that are both returned: the caller may

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "graph/passes/passes.h"
 #include "joint/partition/min_cut.h"
 #include "ops/ops.h"
 
@@ -123,9 +124,9 @@ void Partitioner::mark() {
   }
   for (const VisibleMutation& m : joint_.mutations) mutated_.insert(inputs[static_cast<size_t>(m.input)]);
   // Draws from the generator happen in the order of the program, so those of the forward pass stay in it even if
-  // unused.
+  // unused; what may raise raises there.
   for (const auto& n : graph_.nodes())
-    if (!n->backward && n->kind == NodeKind::Call && ops::is_random(n->op)) todo.push_back({n.get(), 0});
+    if (!n->backward && graph::runs_unused(*n)) todo.push_back({n.get(), 0});
   reach(forward_);
   for (size_t i = joint_.num_forward; i < outs.size(); ++i)
     if (outs[i].is_value() && outs[i].value()) todo.push_back(outs[i].value());

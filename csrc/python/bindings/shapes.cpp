@@ -78,7 +78,8 @@ pb::list op_table() {
   static constexpr std::pair<ops::Flag, const char*> kFlags[] = {
       {ops::kRandom, "random"},      {ops::kMutates, "mutates"},
       {ops::kMultiple, "list"},      {ops::kNondeterministic, "nondeterministic"},
-      {ops::kMetaOnly, "meta-only"}, {ops::kDataDependent, "data-dependent"}};
+      {ops::kMetaOnly, "meta-only"}, {ops::kDataDependent, "data-dependent"},
+      {ops::kMayRaise, "may-raise"}};
   static constexpr const char* kCosts[] = {"free", "cheap", "dear", "never"};
   pb::list out;
   for (const ops::OpInfo& info : ops::table()) {
@@ -96,6 +97,9 @@ pb::list op_table() {
 
 KILN_BINDINGS(shapes) {
   m.def("_infer", &kiln::infer, pybind11::arg("name"), pybind11::arg("args"));
-  m.def("_has_rule", [](const std::string& name) { return kiln::ops::lookup(kiln::ops::Op(name)) != nullptr; });
+  m.def("_has_rule", [](const std::string& name) {
+    const kiln::ops::OpInfo* row = kiln::ops::lookup(kiln::ops::Op(name));
+    return row && row->rule;
+  });
   m.def("_op_table", &kiln::op_table);
 }
