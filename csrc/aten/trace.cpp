@@ -8,6 +8,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/pch.h"
+#include "aten/probe.h"
 #include "base/error.h"
 
 namespace kiln::aten {
@@ -16,6 +17,9 @@ using c10::DispatchKey;
 constexpr DispatchKey kKey = DispatchKey::TESTING_ONLY_GenericMode;
 
 namespace {
+/// Elements of results up to which calls are tried out on real tensors.
+constexpr int64_t kMaxProbedResult = 1 << 16;
+
 thread_local Trace* current = nullptr;
 thread_local int operator_depth = 0;
 /// The results being bound come from an op without tensor arguments.
@@ -139,6 +143,21 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     if (alias && alias->isWrite() && v.isTensor() && v.toTensor().defined() && overlaps_itself(v.toTensor()))
       fail(*trace, "unsupported-operator", op.operator_name().name + " writes to memory that overlaps itself");
   }
+  const OpInfo& info = op_info(op);
+  const auto refuse = [&](c10::ArrayRef<c10::IValue> call) {
+    std::string why;
+    {
+      InsideOperator inside;
+      why = refused_by_eager(info, call);
+    }
+    if (!why.empty()) fail(*trace, "unsupported-operator", why);
+  };
+  // What is written cannot be taken back, what is returned may be large.
+  torch::jit::Stack call;
+  if (recorded && info.kind == OpKind::InPlace)
+    refuse(c10::ArrayRef<c10::IValue>(*stack).slice(first));
+  else if (recorded && info.kind == OpKind::Functional)
+    call.assign(stack->begin() + static_cast<int64_t>(first), stack->end());
   const bool grad_enabled = at::GradMode::is_enabled();
   {
     InsideOperator inside;
@@ -156,6 +175,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   bool list = false;
   const size_t num_results = schema.returns().size();
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
+  if (!call.empty()) {
+    int64_t elements = 0;
+    for (const at::Tensor& t : tensors) elements += t.defined() ? t.numel() : 0;
+    if (elements <= kMaxProbedResult) refuse(call);
+    call.clear();
+  }
   std::string name = op.operator_name().name;
   if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
   // PyTorch's bindings of factories copy what they made if anyone else holds it, and the copy would be unknown.

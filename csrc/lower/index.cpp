@@ -231,7 +231,7 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
   std::optional<Tensor> src;
   if (n.arg(3).is_value())
     src = l.get(n.arg(3));
-  else if (!n.arg(3).is_number())
+  else if (!n.arg(3).is_number() || (n.arg(3).is<double>() && !is_floating(self.dtype)))
     return false;
   return scatter_into(
       l, n, self, index.sizes, Mode, [&](size_t d) { return static_cast<int64_t>(d) != dim; },

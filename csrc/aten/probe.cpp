@@ -1,0 +1,236 @@
+#include "aten/probe.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "aten/pch.h"
+#include "ops/ops.h"
+
+namespace kiln::aten {
+namespace {
+
+/// Tensors of a call that is made as it is have no more elements than this together.
+constexpr int64_t kMaxElements = 8192;
+
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+/// Puts the default generator back.
+class KeepGenerator {
+ public:
+  KeepGenerator()
+      : generator_(at::get_generator_or_default<at::CPUGeneratorImpl>({}, at::detail::getDefaultCPUGenerator())) {
+    std::lock_guard lock(generator_->mutex_);
+    engine_ = generator_->engine();
+    next_float_ = generator_->next_float_normal_sample();
+    next_double_ = generator_->next_double_normal_sample();
+  }
+  ~KeepGenerator() {
+    std::lock_guard lock(generator_->mutex_);
+    generator_->set_engine(engine_);
+    generator_->set_next_float_normal_sample(next_float_);
+    generator_->set_next_double_normal_sample(next_double_);
+  }
+  KeepGenerator(const KeepGenerator&) = delete;
+
+ private:
+  at::CPUGeneratorImpl* generator_;
+  at::mt19937 engine_;
+  std::optional<float> next_float_;
+  std::optional<double> next_double_;
+};
+
+/// Elements that some kernels want: indices and targets are in range as zeros, divisors and matrices are not.
+enum class Fill : uint8_t { Zeros, Ordinary };
+
+/// Real tensors in the place of fakes; fakes that share memory get tensors that do.
+class StandIns {
+ public:
+  StandIns(Fill fill, bool shrunken) : fill_(fill), shrunken_(shrunken) {}
+
+  c10::IValue replace(const c10::IValue& v) {
+    if (v.isTensor()) return real(v.toTensor());
+    if (v.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : v.toTensorVector()) list.push_back(real(t));
+      return list;
+    }
+    if (v.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
+        list.push_back(t && t->defined() ? std::optional(real(*t)) : t);
+      return list;
+    }
+    return v;
+  }
+
+ private:
+  at::Tensor real(const at::Tensor& t) {
+    if (!t.defined()) return t;
+    if (t.unsafeGetTensorImpl()->is_wrapped_number() && !is_fake(t)) return t;
+    at::Tensor& made = made_[t.unsafeGetTensorImpl()];
+    if (made.defined()) return made;
+    made = shrunken_ ? shrunk(t) : placed(t);
+    if (fill_ == Fill::Ordinary) make_ordinary(made);
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return made;
+  }
+
+  at::Tensor shrunk(const at::Tensor& t) {
+    std::vector<int64_t> sizes = t.sizes().vec();
+    for (int64_t& s : sizes) s = std::min<int64_t>(s, 1);
+    return at::zeros(sizes, t.scalar_type());
+  }
+
+  at::Tensor placed(const at::Tensor& t) {
+    const auto bytes = static_cast<int64_t>(t.storage().nbytes());
+    if (bytes > 8 * kMaxElements) return at::zeros(t.sizes(), t.scalar_type());
+    at::Tensor& memory = memory_[t.storage().unsafeGetStorageImpl()];
+    if (!memory.defined()) memory = at::zeros({bytes}, at::kByte);
+    return at::empty({0}, t.scalar_type()).set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides());
+  }
+
+  /// Numbers between 0 and 1, ones among the integers; square matrices are regular and positive.
+  static void make_ordinary(const at::Tensor& t) {
+    if (t.numel() == 0 || !t.is_non_overlapping_and_dense()) return;
+    if (!t.is_floating_point() && !t.is_complex()) {
+      t.fill_(1);
+      return;
+    }
+    const at::Tensor steps = at::arange(t.numel(), at::kDouble).mul_(0.754877666).frac_().mul_(0.1).add_(0.4);
+    t.copy_(steps.view(t.sizes()));
+    if (t.dim() >= 2 && t.size(-1) == t.size(-2)) t.diagonal(0, -2, -1).add_(static_cast<double>(t.size(-1)));
+  }
+
+  Fill fill_;
+  bool shrunken_;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> made_;
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
+};
+
+std::optional<std::string> complaint(const OpInfo& op, c10::ArrayRef<c10::IValue> args, Fill fill, bool shrunken) {
+  try {
+    StandIns tensors(fill, shrunken);
+    torch::jit::Stack stack;
+    for (const c10::IValue& v : args) stack.push_back(tensors.replace(v));
+    op.handle.callBoxed(stack);
+    return std::nullopt;
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+/// Whether a call on tensors of size 1 says something of the call itself, as far as dtypes go.
+bool can_shrink(const OpInfo& op) {
+  const ops::OpInfo* row = ops::lookup(op.op);
+  if (!row) return false;
+  switch (row->kind) {
+    case ops::Kind::Pointwise:
+    case ops::Kind::Reduction:
+    case ops::Kind::Scan:
+    case ops::Kind::Softmax:
+    case ops::Kind::Gather:
+    case ops::Kind::Scatter:
+    case ops::Kind::Loss:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_about_dtypes(const std::string& message) {
+  for (const char* word : {"dtype", "type", "not implemented for", "not supported"})
+    if (message.find(word) != std::string::npos) return true;
+  return false;
+}
+
+struct Call {
+  std::string key;
+  int64_t elements = 0;
+  bool possible = true;
+  bool plain = true;  // nothing but float32 or float64 tensors, all alike, and numbers
+
+  Call(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+    std::ostringstream text;
+    text << op.op.id() << ' ' << c10::get_default_dtype_as_scalartype();
+    std::unordered_map<const c10::StorageImpl*, int> storages;
+    std::optional<at::ScalarType> dtype;
+    const auto& arguments = op.schema().arguments();
+    for (size_t i = 0; i < args.size(); ++i) {
+      const c10::IValue& v = args[i];
+      bool any = false;
+      text << '|';
+      for_each_tensor(v, [&](const at::Tensor& t) {
+        any = true;
+        text << ';';
+        if (!t.defined()) return;
+        if (!t.is_cpu() || t.layout() != at::kStrided || t.is_conj() || t.is_neg()) possible = false;
+        const bool number = t.unsafeGetTensorImpl()->is_wrapped_number();
+        if (!possible) return;
+        text << t.scalar_type() << (number ? "w" : "");
+        // Memory that is shared is told apart, other layouts are not.
+        const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+        const bool known = !storages.emplace(storage, static_cast<int>(storages.size())).second;
+        text << t.sizes();
+        if (known) text << '@' << storages[storage] << t.strides() << t.storage_offset();
+        if (t.is_non_overlapping_and_dense() == false) text << t.strides();
+        if (number) return;
+        elements += t.numel();
+        plain = plain && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble) &&
+                (!dtype || *dtype == t.scalar_type());
+        dtype = t.scalar_type();
+      });
+      if (any || v.isTensor() || v.isTensorList()) continue;
+      if (v.isGenerator() || v.isObject() || v.isStorage()) {
+        possible = false;
+        return;
+      }
+      if (v.isString() || (v.isBool() && arguments[i].type()->kind() == c10::TypeKind::NumberType)) plain = false;
+      text << v.tagKind() << v;
+    }
+    key = text.str();
+  }
+};
+
+}  // namespace
+
+std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if ((op.kind != OpKind::Functional && op.kind != OpKind::InPlace) || op.factory || op.random || op.needs_data)
+    return "";
+  if (!op.op.name().starts_with("aten::")) return "";
+  const Call call(op, args);
+  if (!call.possible) return "";
+  const bool shrunken = call.elements > kMaxElements;
+  if (shrunken && (call.plain || !can_shrink(op))) return "";
+  static auto& known = *new std::unordered_map<std::string, std::string>();
+  static auto& mutex = *new std::mutex();
+  {
+    std::lock_guard lock(mutex);
+    if (auto it = known.find(call.key); it != known.end()) return it->second;
+  }
+  std::string refusal;
+  {
+    Silent silent;
+    c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+    c10::WarningUtils::WarnAlways not_once;  // what warns once will do so later
+    const KeepGenerator generator;
+    const at::AutoGradMode no_grad(false);
+    const NoFakeGuard real;
+    std::optional<std::string> first = complaint(op, args, Fill::Zeros, shrunken);
+    if (first && complaint(op, args, Fill::Ordinary, shrunken)) refusal = op.op.name() + " in eager: " + *first;
+  }
+  if (shrunken && !is_about_dtypes(refusal)) refusal.clear();
+  std::lock_guard lock(mutex);
+  if (known.size() > 10000) known.clear();
+  return known.emplace(call.key, refusal).first->second;
+}
+
+}  // namespace kiln::aten

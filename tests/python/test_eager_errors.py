@@ -1,0 +1,127 @@
+"""Calls that eager refuses are refused by compiled functions too, in eager's words; those that it takes are taken."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import kiln
+from helpers import check
+
+L = torch.tensor
+
+
+def R(*sizes):
+    return torch.linspace(0.1, 0.9, max(torch.Size(sizes).numel(), 1)).reshape(sizes)
+
+
+# (program, x, y)
+REFUSED = [
+    ("x.pow_(y)", L([4, 9]), L(0.5)),
+    ("x.pow_(y)", L([2.0, 3]), L([1 + 1j, 2])),
+    ("1 - x", L([True]), None),
+    ("x - True", R(2), None),
+    ("torch.rsub(x, y)", L([True]), L([2])),
+    ("torch.sub(x, y)", L([1.0]), L([True])),
+    ("torch.add(x, y, alpha=0.5)", L([1, 2]), L([1, 2])),
+    ("torch.add(x, y, alpha=True)", R(2), R(2)),
+    ("x.div(y, rounding_mode='zz')", R(2), R(2)),
+    ("x.__setitem__(L([0, 1]), y)", R(3), R(2).double()),
+    ("x.__setitem__(L([0, 1]), y)", R(3), R(3)),
+    ("x.scatter_(0, L([0, 1]), y)", R(3), R(2).double()),
+    ("x.scatter_add_(0, L([0, 1]), y)", R(3), R(2).double()),
+    ("x.index_add_(0, L([0, 1]), y)", R(3), R(2).double()),
+    ("x.fill_(y)", R(3), R(1)),
+    ("x.fill_(float('inf'))", L([1]), None),
+    ("x.masked_fill(y, 1)", R(2), L([1, 0], dtype=torch.uint8)),
+    ("x.masked_fill(x > 0, y)", R(2), R(2)),
+    ("F.binary_cross_entropy(x, y)", L([0.5, 1.5]), L([0.0, 1])),
+    ("F.binary_cross_entropy(x, y)", L([0.5, 0.5]), L([0, 1])),
+    ("F.huber_loss(x, y, delta=0)", R(2), R(2)),
+    ("F.gelu(x, approximate='zz')", R(2), None),
+    ("F.leaky_relu(x)", L([1, -2]), None),
+    ("F.avg_pool2d(x, 2, divisor_override=0)", R(1, 1, 4, 4), None),
+    ("F.conv2d(x, y, dilation=0)", R(1, 3, 4, 4), R(2, 3, 3, 3)),
+    ("F.conv2d(x, y, stride=0)", R(1, 3, 4, 4), R(2, 3, 3, 3)),
+    ("F.conv1d(x, y, stride=0)", R(1, 3, 4), R(2, 3, 3)),
+    ("F.unfold(x, 2, stride=0)", R(1, 3, 4, 4), None),
+    ("F.fold(x, (2, 2), 2, stride=0)", R(1, 4, 1), None),
+    ("F.max_pool2d(x, 2, stride=-1)", R(1, 1, 4, 4), None),
+    ("torch.native_group_norm(x, None, None, 1, 4, 2, 0, 1e-5)", R(1, 4, 2), None),
+    ("torch.lerp(x, y, 0.5)", R(2), R(2).double()),
+    ("torch.lerp(x, y, 0.5)", L([True]), R(1)),
+    ("torch.floor(x)", L([True]), None),
+    ("torch.round(x)", L([True]), None),
+    ("x.cumsum_(0)", L([True]), None),
+    ("x[1:].add_(x[:-1])", R(3), None),
+    ("F.layer_norm(x, (2,), y)", R(2, 2), R(3)),
+    ("x & y", R(2), R(2)),
+    ("~x", R(2), None),
+    ("torch.bitwise_left_shift(x, y)", R(2), R(2)),
+    ("x.frac()", L([1]), None),
+    ("torch.hypot(x, x)", L([1]), None),
+    ("torch.addcdiv(x, x, x)", L([1]), None),
+    ("F.elu(x)", L([1]), None),
+    ("F.silu(x)", L([1]), None),
+    ("F.softplus(x)", L([1]), None),
+    ("F.gelu(x)", torch.ones(20000, dtype=torch.long), None),
+    ("torch.linalg.inv(x)", torch.zeros(3, 3), None),
+    ("torch.linalg.solve(x, x)", torch.zeros(3, 3), None),
+    ("torch.linalg.cholesky(x)", -torch.eye(3), None),
+    ("torch.linalg.lu_factor(x)", torch.zeros(3, 3), None),
+    ("torch.linalg.inv_ex(x, check_errors=True)[0] + 0", torch.zeros(3, 3), None),
+]
+
+
+@pytest.mark.parametrize("program,x,y", REFUSED, ids=range(len(REFUSED)))
+def test_refused(program, x, y):
+    f = eval("lambda x, y: " + program, {"torch": torch, "F": F, "L": L})
+    with pytest.raises(Exception):  # noqa: B017
+        f(x.clone(), y)
+    check(f, x, y)
+
+
+# What the second argument, [0, 9], makes raise. Nobody uses the result.
+UNUSED = [
+    lambda x, i: torch._assert_async((x > 100).all(), "too small"),
+    lambda x, i: x[i],
+    lambda x, i: x.clone().__setitem__(i, 1),
+    lambda x, i: F.cross_entropy(x[:2], i),
+    lambda x, i: F.embedding(i, x),
+    lambda x, i: torch.linalg.cholesky(-x @ x.t()),
+    lambda x, i: i // 0,
+    lambda x, i: F.binary_cross_entropy(x + 100, x),
+]
+
+
+@pytest.mark.parametrize("checked", UNUSED, ids=range(len(UNUSED)))
+@pytest.mark.parametrize("grad", [False, True])
+def test_unused_results_are_checked(checked, grad):
+    def f(x, i):
+        checked(x, i)
+        return x * 2
+
+    with pytest.raises((RuntimeError, IndexError)):
+        f(R(3, 3), L([0, 9]))
+    check(f, R(3, 3).requires_grad_(grad), L([0, 9]))
+
+
+def test_elements_that_are_left_out_are_checked():
+    check(lambda x, i: x[i][0] + 1, R(3), L([0, 9]))
+    check(lambda x, i: (x[i] * 2)[:1], R(3), L([0, 9]))
+    check(lambda x, i, j: x[i][j], R(3), L([0, 9]), L([0]))
+    check(lambda x, y: (x // y)[:1], L([4, 5]), L([2, 0]))
+
+
+def test_unlike_dtypes_that_eager_takes():
+    check(lambda x, y: F.mse_loss(x, y), torch.ones(2, requires_grad=True), torch.zeros(2).double())
+    check(lambda x: x.scatter_(0, L([0, 1]), 1.5), L([1, 2, 3]))
+
+
+def test_trying_a_call_out_leaves_no_trace():
+    """Calls are tried out on small tensors while they are captured: that draws no numbers and gives no warning."""
+    gru = torch.nn.GRU(2, 2, num_layers=2, dropout=0.5)
+    check(lambda x: (gru(x)[0], torch.rand(2)), R(3, 2), grad=False)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    kiln.compile(lambda x: F.layer_norm(x, (2,)) @ x)(R(2, 2))
+    assert torch.equal(torch.get_rng_state(), state)
