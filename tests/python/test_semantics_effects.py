@@ -1,5 +1,14 @@
 """Side effects and exceptions of Python code: each program leaves behind what it leaves in eager."""
 
+import array
+import asyncio
+import ctypes
+import enum
+import functools
+import operator
+import struct
+
+import numpy
 import pytest
 import torch
 
@@ -219,3 +228,113 @@ def test_calls_after_an_exception_work():
     log = []
     assert_same(compiled(X[0], log), X[0] * 2)
     assert len(log) == 3
+
+
+# --- writes to what no stand-in stands for ----------------------------------------------------------------------------
+
+
+class Shared:
+    n = 0
+    tensor = None
+
+
+class Counted:
+    made = 0
+
+    def __init__(self):
+        Counted.made += 1
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Single:
+    instance = None
+
+    def __new__(cls):
+        if cls.instance is None:
+            cls.instance = super().__new__(cls)
+            cls.instance.n = 0
+        return cls.instance
+
+
+def counter_of_a_class(x):
+    Shared.n += 1
+    return x * Shared.n
+
+
+def counter_by_setattr(x):
+    setattr(Shared, "n", Shared.n + 1)
+    type.__setattr__(Shared, "n", Shared.n + 1)
+    return x * Shared.n
+
+
+def tensor_kept_in_a_class(x):
+    if Shared.tensor is None:
+        Shared.tensor = x * 2
+    return x + Shared.tensor
+
+
+def counter_in_init(x):
+    Counted()
+    return x * Counted.made
+
+
+def singleton(x):
+    s = Single()
+    s.n += 1
+    return x * s.n
+
+
+def counter_of_a_function(x):
+    counter_of_a_function.n = getattr(counter_of_a_function, "n", 0) + 1
+    return x * counter_of_a_function.n
+
+
+def counter_of_an_enum(x):
+    Color.RED.n = Color.RED.n + 1
+    return x + 1
+
+
+def new_class(x):
+    class Made:
+        n = 1
+
+    Made.n += 1
+    return x * Made.n
+
+
+def run_with_classes(function):
+    Shared.n, Shared.tensor, Counted.made, Single.instance, counter_of_a_function.n = 0, None, 0, None, 0
+    Color.RED.n = 0
+    results = [function(torch.full((2,), i + 1.0)) for i in range(3)]
+    return results, Shared.n, Color.RED.n, Shared.tensor, Counted.made, Single.instance and Single.instance.n
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        counter_of_a_class,
+        counter_by_setattr,
+        tensor_kept_in_a_class,
+        counter_in_init,
+        singleton,
+        counter_of_a_function,
+        counter_of_an_enum,
+        new_class,
+    ],
+)
+def test_writes_to_classes_and_functions(program):
+    assert_same(run_with_classes(program), run_with_classes(kiln.compile(program)))
+
+
+def test_a_class_made_inside_is_a_new_one_each_time():
+    def f(x):
+        class Made:
+            pass
+
+        return x + 1, Made
+
+    compiled = kiln.compile(f)
+    assert compiled(X)[1] is not compiled(X)[1]

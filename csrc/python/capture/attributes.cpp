@@ -160,10 +160,10 @@ bool Machine::store_cell(PyObject* cell, PyObject* value) {
 
 PyObject* Machine::instance_dict(PyObject* o) {
   Known* k = find_plain(o);
-  if (!k) {
-    static PyObject* dict_name = names().dict;
-    return after_c_call(PyObject_GetAttr(o, dict_name));
-  }
+  if (PyType_Check(o)) return load_type_attr(o, k, names().dict, false);
+  if (Known* tensor = k ? nullptr : find(o); tensor && tensor->kind == Known::Kind::Tensor)
+    return graph_break("call-that-breaks", "the __dict__ of a tensor that existed before");
+  if (!k) return after_c_call(PyObject_GetAttr(o, names().dict));
   PyObject** slot = _PyObject_GetDictPtr(o);
   if (!slot) return PyObject_GetAttr(o, names().dict);
   // An object without attributes gets its (empty) dict now; that changes nothing the program can see.
@@ -334,6 +334,11 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
     case Class::Tensor:
       return load_tensor_attr(o, name, missing_ok);
     case Class::Method:
+      if (!_PyType_Lookup(t, name)) {  // the function's
+        Known* k = find_plain(o);
+        py::Ref f = k ? py::Ref::steal(load_attr(o, names().func)) : py::Ref::borrow(PyMethod_GET_FUNCTION(o));
+        return f ? load_attr(f.get(), name, missing_ok) : nullptr;
+      }
       if (Known* k = find_plain(o)) {
         py::Ref v = py::Ref::steal(PyObject_GetAttr(o, name));
         if (!v) {
@@ -345,6 +350,8 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
       }
       return native();
     case Class::Function:
+      if (!is_trusted_namespace(reinterpret_cast<PyFunctionObject*>(o)->func_globals)) remember_function(o);
+      [[fallthrough]];
     case Class::Instance: {
       Known* k = find_plain(o);
       if (!k) {
@@ -377,6 +384,15 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
       if (!v && missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
       return v;
     }
+    case Class::Singleton:
+      // What the user hung on a member of an Enum.
+      if (_PyObject_GetDictPtr(o) && PyUnicode_READ_CHAR(name, 0) != '_' && !_PyType_Lookup(t, name)) {
+        remember_constant(o);
+        bool found = false;
+        PyObject* v = load_instance_attr(o, find(o), name, &found);
+        if (found || PyErr_Occurred()) return v;
+      }
+      return native();
     default:
       return native();
   }
@@ -460,6 +476,7 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
   if (written != overlays.end())
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
   if (PyUnicode_Compare(name, names().grad) == 0) return load_grad(o);
+  if (PyUnicode_Compare(name, names().dict) == 0) return instance_dict(o);
   if (PyUnicode_Compare(name, names().data) == 0) {
     static PyObject* detach = PyObject_GetAttrString(names().tensor_type, "detach");
     return call(detach, &o, 1, nullptr);
@@ -541,10 +558,34 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
   return true;
 }
 
+PyObject* Machine::remember_made_type(PyObject* type) {
+  if (type && PyType_Check(type) && made_types.insert(type).second) alive.push_back(py::Ref::borrow(type));
+  return type;
+}
+
+bool Machine::refuses_class_write(PyObject* type) {
+  if (made_types.count(type)) return false;
+  graph_break("write-to-class", std::string("writing an attribute of the class ") +
+                                    reinterpret_cast<PyTypeObject*>(type)->tp_name + ", which existed before");
+  return true;
+}
+
+void Machine::remember_function(PyObject* o) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(o);
+  if (made_functions.count(o) || find(o)) return;
+  remember_constant(o);
+  if (!is_trusted_namespace(f->func_globals)) guard(GK::Is, child(SK::Const, nullptr, o), o);
+}
+
 bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
   const Class c = classify(o);
   if (c == Class::Tensor) return store_tensor_attr(o, name, value);
+  if (c == Class::Function) remember_function(o);
   Known* k = find_plain(o);
+  if (c == Class::Singleton && !made_types.count(reinterpret_cast<PyObject*>(Py_TYPE(o)))) {  // a member of an Enum
+    graph_break("write-to-c-object", std::string("writing an attribute of a ") + Py_TYPE(o)->tp_name);
+    return false;
+  }
   if (!k && c != Class::Type) {
     if (PyObject_SetAttr(o, name, value) == 0) return true;
     after_c_call(nullptr);
@@ -552,10 +593,7 @@ bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
   }
   if (c == Class::Module) return store_global(PyModule_GetDict(o), name, value);
   if (c == Class::Type) {
-    if (!(reinterpret_cast<PyTypeObject*>(o)->tp_flags & Py_TPFLAGS_HEAPTYPE) || k) {
-      graph_break("write-to-class", "writing an attribute of a class that existed before");
-      return false;
-    }
+    if (refuses_class_write(o)) return false;
     if (PyObject_SetAttr(o, name, value) == 0) return true;
     after_c_call(nullptr);
     return false;

@@ -67,6 +67,30 @@ PyObject* self_of(PyObject* callable) {
   }
   return nullptr;
 }
+
+bool is_lru_cache(PyTypeObject* t) { return strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0; }
+/// The beginning of CPython 3.11's private lru_cache_object.
+struct LruCache {
+  PyObject_HEAD void* links[2];
+  Py_hash_t hash;
+  PyObject *key, *result;
+  void* wrapper;
+  int typed;
+  PyObject* cache;
+  Py_ssize_t hits;
+  PyObject* func;
+  Py_ssize_t maxsize, misses;
+};
+
+/// type.__new__(metaclass, name, bases, namespace) or __build_class__.
+bool makes_class(PyObject* callable, PyObject* self, size_t count) {
+  if (!PyCFunction_Check(callable)) return false;
+  const char* name = reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name;
+  if (strcmp(name, "__new__") == 0)
+    return self && PyType_Check(self) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(self), &PyType_Type) &&
+           count > 4;
+  return strcmp(name, "__build_class__") == 0;
+}
 }  // namespace
 
 bool Machine::has_fake(PyObject* o, int level) {
@@ -274,7 +298,11 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
     if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) || PyType_IsSubtype(t, &PyFrozenSet_Type))
       for (size_t i = 0; i < count_of(nargsf, kwnames); ++i) pin(args[i], /*values=*/!PyDict_Check(args[i]));
-    return after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
+    PyObject* made = after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
+    if (made && PyType_IsSubtype(t, &PyType_Type) && count_of(nargsf, kwnames) > 1) remember_made_type(made);
+    if (made && (t == &PyFunction_Type || is_lru_cache(t)) && made_functions.insert(made).second)
+      alive.push_back(py::Ref::borrow(made));
+    return made;
   };
   if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
@@ -422,6 +450,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Vars:
       if (count != 1) return graph_break("vars-of-a-frame", "vars() without an argument");
       return instance_dict(arg(0));
+    case Policy::TypeSetAttr:
+      if (arg(0) && PyType_Check(arg(0)) && refuses_class_write(arg(0))) return nullptr;
+      return after_c_call(native());
     case Policy::ObjectSetAttr:
       if (kwnames || count != 3 || !PyUnicode_Check(arg(1))) return native();
       return generic_store_attr(arg(0), arg(1), arg(2)) ? Py_NewRef(Py_None) : nullptr;

@@ -28,6 +28,7 @@ enum class Policy : unsigned char {
   SetAttr,
   DelAttr,
   Vars,
+  TypeSetAttr,
   ObjectSetAttr,
   ObjectDelAttr,
   ObjectGetAttr,

@@ -132,6 +132,7 @@ std::vector<RecipePtr> Leaver::dict_parts(PyObject* o) {
 RecipePtr Leaver::instance(PyObject* o) {
   PyTypeObject* t = Py_TYPE(o);
   auto* type = reinterpret_cast<PyObject*>(t);
+  if (m.made_types.count(type)) throw NotRebuildable{"an object of a class that the captured code made"};
   PyTypeObject* base = t;
   while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
   // Only classes made in Python: those of C keep state where no recipe sees it.
@@ -261,6 +262,7 @@ RecipePtr Leaver::contents(PyObject* o) {
 RecipePtr Leaver::recipe(PyObject* o) {
   if (!o) return make(Recipe::Kind::Null);
   const Class c = m.classify(o);
+  if (c == Class::Type && m.made_types.count(o)) throw NotRebuildable{"a class that the captured code made"};
   const bool slice = PySlice_Check(o) && !m.is_constant(o);  // of tensors
   if ((c == Class::Constant && !slice) || c == Class::Type) return constant(o);
   if (m.is_number(o) && !made_.count(o)) {

@@ -135,6 +135,8 @@ class Machine {
   void remember_bound(PyObject* o, const SourcePtr& source);
   /// Registers a module, type or function that is reached without a path (by import).
   void remember_constant(PyObject* o);
+  /// Registers a function that came out of a class, unless the captured code made it: its attributes existed before.
+  void remember_function(PyObject* o);
 
   /// While one lives, frames on this thread run in CPython's own evaluator.
   struct Paused {
@@ -278,6 +280,10 @@ class Machine {
   void leave_return(PyObject* value);
   void leave(Exit& exit, const std::function<void(Leaver&)>& fill);
   bool is_made_function(PyObject* f);
+  /// Registers a class that the captured code made; gives it back.
+  PyObject* remember_made_type(PyObject* type);
+  /// Breaks the graph at a write to a class, unless the captured code made it.
+  bool refuses_class_write(PyObject* type);
 
   // --- torch level: record.cpp ---
   std::shared_ptr<graph::Graph> torch_level = std::make_shared<graph::Graph>();
@@ -306,7 +312,7 @@ class Machine {
   BreakReason reason;                                  // of the pending break
   std::unordered_map<int, BreakReason> break_reasons;  // of the earlier attempts, by the root's instruction
   std::vector<int> root_calls;                         // the root's calls so far
-  std::unordered_set<PyObject*> made_functions;
+  std::unordered_set<PyObject*> made_functions, made_types;
   std::vector<PyObject*> overlay_order;
   struct Deferred {
     py::Ref callable;
