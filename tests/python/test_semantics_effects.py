@@ -338,3 +338,36 @@ def test_a_class_made_inside_is_a_new_one_each_time():
 
     compiled = kiln.compile(f)
     assert compiled(X)[1] is not compiled(X)[1]
+
+
+def test_finalizers_run_where_eager_runs_them():
+    log = []
+
+    class Dying:
+        def __init__(self, v):
+            self.v = v
+
+        def __del__(self):
+            log.append("del")
+
+    def f(x):
+        t = Dying(x)
+        y = t.v + x
+        return y * float(y.sum())
+
+    def run(function):
+        log.clear()
+        return [function(X) for _ in range(3)], list(log)
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_coroutines_are_made_once(recwarn):
+    async def double(x):
+        return x * 2
+
+    def f(x):
+        return asyncio.run(double(x)) + 1
+
+    assert_same(kiln.compile(f)(X), X * 2 + 1)
+    assert not [w for w in recwarn if "never awaited" in str(w.message)]

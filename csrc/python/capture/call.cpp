@@ -304,6 +304,7 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
       alive.push_back(py::Ref::borrow(made));
     return made;
   };
+  if (refuses_finalizer(t)) return nullptr;
   if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
     if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
@@ -383,7 +384,13 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
           return graph_break("container-from-outside",
                              std::string("a method of an existing ") + Py_TYPE(receiver)->tp_name);
       }
-      return after_c_call(native());
+      if (receiver && PyType_Check(receiver) && PyCFunction_Check(callable) &&
+          strcmp(reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name, "__new__") == 0) {
+        PyObject* type = arg(1) && PyType_Check(arg(1)) ? arg(1) : receiver;
+        if (refuses_finalizer(reinterpret_cast<PyTypeObject*>(type))) return nullptr;
+      }
+      PyObject* r = after_c_call(native());
+      return r && PyType_Check(r) && makes_class(callable, self, count) ? remember_made_type(r) : r;
     }
     case Policy::Operator: {
       bool tensor = false;

@@ -177,4 +177,12 @@ PyObject* Machine::polyfilled_class(PyTypeObject* type) {
   return name ? PyObject_GetAttrString(polyfills(), name) : nullptr;
 }
 
+bool Machine::refuses_finalizer(PyTypeObject* type) {
+  static PyObject* name = PyUnicode_InternFromString("__del__");
+  PyObject* del = type->tp_finalize && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) ? _PyType_Lookup(type, name) : nullptr;
+  if (!del || !PyFunction_Check(del)) return false;
+  graph_break("object-with-finalizer", std::string("making an object of the class ") + type->tp_name);
+  return true;
+}
+
 }  // namespace kiln::capture

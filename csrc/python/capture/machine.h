@@ -267,6 +267,9 @@ class Machine {
   PyObject* polyfilled_class(PyTypeObject* type);
   /// Guards the code and the defaults of a function that is interpreted.
   void guard_function(PyFunctionObject* function);
+  /// Breaks the graph before an object of a class with a __del__ in Python is made: it must die where eager lets it
+  /// die.
+  bool refuses_finalizer(PyTypeObject* type);
   /// The frame of a Python function with a policy of its own; *handled is false if it is to be interpreted.
   PyObject* call_python_special(py311::Frame* frame, bool* handled);
 

@@ -107,6 +107,10 @@ Flow op_return_generator(Exec& e, int) {
     e.m.graph_break("generator-function", "the captured function is a generator");
     return Flow::Error;
   }
+  if (e.code->co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR)) {
+    e.m.graph_break("async", std::string("a call of the coroutine function ") + PyUnicode_AsUTF8(e.code->co_qualname));
+    return Flow::Error;
+  }
   // CPython's own evaluator runs exactly this instruction: it makes the generator from the frame and returns it.
   e.frame->prev_instr = py311::first_instruction(e.code) + e.at - 1;
   e.frame->stacktop = static_cast<int>(e.sp - e.frame->localsplus);
