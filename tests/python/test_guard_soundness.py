@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import operator
+import types
 import weakref
 
 import pytest
@@ -460,3 +461,107 @@ def test_modules_that_hold_containers():
     assert compiled(X).shape == (6,)
     net.options["sizes"][0] = 2
     assert compiled(X).shape == (2, 3)
+
+
+class Slotted:
+    __slots__ = ("flag", "__weakref__")
+
+
+def asks(o):
+    return hasattr(o, "flag")
+
+
+def takes_default(o):
+    return getattr(o, "flag", 5)
+
+
+def catches(o):
+    try:
+        return o.flag
+    except AttributeError:
+        return 7
+
+
+def looks_into(o):
+    return "flag" in vars(o)
+
+
+def method_of(o):
+    return o.method.flag if hasattr(o.method, "flag") else 3
+
+
+class WithMethod:
+    def method(self):
+        pass
+
+
+MISSING = {
+    "module": lambda: types.ModuleType("m"),
+    "class": lambda: type("K", (), {}),
+    "class of a metaclass": lambda: type("Meta", (type,), {})("K", (), {}),
+    "slots": Slotted,
+    "instance": lambda: type("K", (), {})(),
+    "nn.Module": lambda: torch.nn.Linear(1, 1),
+    "function": lambda: lambda: 0,
+    "tensor": lambda: torch.ones(1),
+}
+
+
+@pytest.mark.parametrize("program", [asks, takes_default, catches, looks_into])
+@pytest.mark.parametrize("kind", MISSING)
+def test_an_attribute_that_comes_and_goes(kind, program):
+    if kind == "slots" and program is looks_into:
+        pytest.skip("no __dict__")
+    o = MISSING[kind]()
+
+    def f(x, o):
+        return x * program(o)
+
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        assert difference(f(X, o), compiled(X, o)) is None
+        o.flag = 2.0
+        assert difference(f(X, o), compiled(X, o)) is None
+        del o.flag
+
+
+def test_an_attribute_of_a_method_or_a_metaclass_appears():
+    def f(x, o):
+        return x * method_of(o)
+
+    o = WithMethod()
+    compiled = kiln.compile(f)
+    assert torch.equal(compiled(X, o), X * 3)
+    WithMethod.method.flag = 4
+    try:
+        assert torch.equal(compiled(X, o), X * 4)
+    finally:
+        del WithMethod.method.flag
+
+    meta = type("Meta", (type,), {})
+    k = meta("K", (), {})
+    compiled = kiln.compile(lambda x: x * getattr(k, "flag", 5))
+    assert torch.equal(compiled(X), X * 5)
+    meta.flag = 2
+    assert torch.equal(compiled(X), X * 2)
+
+
+def test_a_module_with_getattr_is_interpreted():
+    module = types.ModuleType("m")
+    values = {"flag": 2}
+
+    def find(name):
+        try:
+            return values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    module.__getattr__ = find
+    compiled = kiln.compile(lambda x: x * getattr(module, "flag", 5))
+    assert torch.equal(compiled(X), X * 2)
+    values["flag"] = 3
+    assert torch.equal(compiled(X), X * 3)
+    del values["flag"]
+    assert torch.equal(compiled(X), X * 5)
+    module.flag = 6
+    assert torch.equal(compiled(X), X * 6)

@@ -35,6 +35,20 @@ bool missing(PyObject* o, PyObject* name) {
   return false;
 }
 
+/// After a failed read: if it is an AttributeError, `guards` holds that the attribute is not there; the error goes if
+/// `missing_ok`.
+template <class F>
+void missed(F&& guards, bool missing_ok) {
+  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return;
+  PyObject *type, *value, *tb;
+  PyErr_Fetch(&type, &value, &tb);
+  guards();
+  if (!missing_ok) return PyErr_Restore(type, value, tb);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(tb);
+}
+
 /// The C function behind a type's slot wrapper of this name, null if it is something else.
 void* slot_function(PyTypeObject* t, PyObject* name) {
   PyObject* d = _PyType_Lookup(t, name);
@@ -250,7 +264,7 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
       }
     py::Ref real = py::Ref::steal(get(descr, o, reinterpret_cast<PyObject*>(t)));
     if (!real) {
-      if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+      missed([&] { guard(GK::AttrLacks, k->source, name); }, missing_ok);
       return nullptr;
     }
     if (real.get() == reinterpret_cast<PyObject*>(t)) return real.release();  // __class__
@@ -278,13 +292,26 @@ PyObject* Machine::load_module_attr(PyObject* module, Known* k, PyObject* name, 
     return after_c_call(Py_TYPE(descr)->tp_descr_get(descr, module, reinterpret_cast<PyObject*>(t)));
   PyObject* v = load_global(dict, nullptr, name, true);
   if (v || PyErr_Occurred()) return v;
+  const SourcePtr contents = child(SK::Const, nullptr, dict);
+  if (!is_trusted_namespace(dict)) {
+    static PyObject* getattr_name = names().getattr;
+    py::Ref getattr = py::Ref::steal(load_global(dict, nullptr, getattr_name, true));
+    if (getattr) {
+      guard(GK::DictLacks, contents, name);
+      v = call(getattr.get(), &name, 1, nullptr);
+      if (!v && missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+      return v;
+    }
+    if (PyErr_Occurred()) return nullptr;
+    guard(GK::DictLacks, contents, getattr_name);
+  }
   {
     Paused paused_here(*this);  // lazy modules and torch.ops fill themselves; that is idempotent
     aten::RecordingPaused no_recording;
     v = PyObject_GetAttr(module, name);
   }
   if (!v) {
-    if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    missed([&] { guard(GK::DictLacks, contents, name); }, missing_ok);
     return nullptr;
   }
   py::Ref hold = py::Ref::steal(v);
@@ -295,9 +322,15 @@ PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool
   auto written = overlays.find(type);
   if (written != overlays.end())
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
+  const auto guard_class = [&] {
+    for (PyObject* t : {type, reinterpret_cast<PyObject*>(Py_TYPE(type))})
+      if (reinterpret_cast<PyTypeObject*>(t)->tp_flags & Py_TPFLAGS_HEAPTYPE && !made_types.count(t))
+        guard(GK::ClassVersion, child(SK::Const, nullptr, t), t,
+              py311::type_version(reinterpret_cast<PyTypeObject*>(t)));
+  };
   PyObject* v = PyObject_GetAttr(type, name);
   if (!v) {
-    if (missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    if (!break_pending()) missed(guard_class, missing_ok);
     return after_c_call(nullptr);
   }
   py::Ref hold = py::Ref::steal(v);
@@ -313,7 +346,10 @@ PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool
     return hold.release();
   }
   // Descriptors make new objects (super, properties of metaclasses); only what the class holds is an existing object.
-  if (Py_REFCNT(v) == 1) return hold.release();
+  if (Py_REFCNT(v) == 1) {
+    if (Py_TYPE(v) == &PyDictProxy_Type) guard_class();  // its __dict__
+    return hold.release();
+  }
   if (find(v)) return observe(find(v)->stand_in.get()) ? find(v)->stand_in.new_ref() : nullptr;
   return see(v, child(SK::Attr, source_of_object(type), name));
 }

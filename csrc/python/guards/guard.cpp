@@ -65,6 +65,9 @@ std::string Guard::text() const {
     case Kind::DictLacks:
       t = v + " not in " + s;
       break;
+    case Kind::AttrLacks:
+      t = "not hasattr(" + s + ", " + v + ")";
+      break;
     case Kind::Tensor:
       t = "tensor(" + s + ": " + tensor_text(meta) + (is_leaf ? "" : ", not a leaf") + ")";
       break;

@@ -19,6 +19,7 @@ struct Guard {
     DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
     DictHas,   // dict has key `object`
     DictLacks,   // dict lacks key `object` (an attribute found on the class, a global found in builtins)
+    AttrLacks,   // the slot or C attribute `object` of source is unset: reading it raises AttributeError
     Tensor,      // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
     SameObject,  // source and `other` are one object
     NotSame,     // source and `other` are two objects (both tensors that the graph treats as distinct)

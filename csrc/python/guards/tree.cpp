@@ -238,6 +238,15 @@ int64_t length_of(PyObject* o) {
   return -1;
 }
 
+bool lacks_attribute(PyObject* o, PyObject* name) {
+  PyObject* d = _PyType_Lookup(Py_TYPE(o), name);
+  if (!d || (Py_TYPE(d) != &PyGetSetDescr_Type && Py_TYPE(d) != &PyMemberDescr_Type)) return false;
+  const py::Ref value = py::Ref::steal(Py_TYPE(d)->tp_descr_get(d, o, reinterpret_cast<PyObject*>(Py_TYPE(o))));
+  const bool lacks = !value && PyErr_ExceptionMatches(PyExc_AttributeError);
+  PyErr_Clear();
+  return lacks;
+}
+
 /// 1: has it, 0: lacks it, -1: no dict.
 int dict_has(PyObject* dict, PyObject* key) {
   if (!PyDict_Check(dict)) return -1;
@@ -271,6 +280,8 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return dict_has(value, g.object.get()) == 1;
     case Guard::Kind::DictLacks:
       return dict_has(value, g.object.get()) == 0;
+    case Guard::Kind::AttrLacks:
+      return lacks_attribute(value, g.object.get());
     case Guard::Kind::Tensor:
       return check_tensor(value, facts_[i]);
     case Guard::Kind::SameObject:
