@@ -362,6 +362,42 @@ def test_finalizers_run_where_eager_runs_them():
     assert_same(run(f), run(kiln.compile(f)))
 
 
+@functools.lru_cache(None)
+def buffer(n):
+    return torch.zeros(n)
+
+
+@functools.lru_cache(None)
+def state(n):
+    return []
+
+
+@functools.cache
+def of_tensor(x):
+    return x * 2
+
+
+def test_caches_give_the_object_that_they_keep():
+    def f(x):
+        b = buffer(4)
+        b += x
+        state(1).append(1)
+        return b.clone(), len(state(1)), buffer(4) is b
+
+    def run(function):
+        buffer.cache_clear()
+        state.cache_clear()
+        results = [function(torch.ones(4)) for _ in range(3)]
+        return results, buffer(4), tuple(buffer.cache_info())
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+    def g(x):
+        return of_tensor(x) is of_tensor(x)
+
+    assert kiln.compile(g)(X) is True
+
+
 def test_coroutines_are_made_once(recwarn):
     async def double(x):
         return x * 2

@@ -256,7 +256,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     return prepend(method, callable);
   }
   if (t == &_PyWeakref_RefType) return call_weakref(callable);
-  if (strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0) return call_cached(callable, args, nargsf, kwnames);
+  if (is_lru_cache(t)) return call_cached(callable, args, nargsf, kwnames);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
   return graph_break("call-of-unknown-object", "a call of " + describe(callable));
@@ -604,10 +604,17 @@ PyObject* Machine::defer_call(py311::Frame* frame) {
 }
 
 PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (made_functions.count(wrapper)) return after_c_call(PyObject_Vectorcall(wrapper, args, nargsf, kwnames));
+  static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
+  py::Ref wrapped = py::Ref::steal(load_attr(wrapper, wrapped_name));
+  if (!wrapped) return nullptr;
+  PyObject* globals = PyFunction_Check(wrapped.get()) ? PyFunction_GET_GLOBALS(wrapped.get()) : nullptr;
+  const bool trusted = globals && is_trusted_namespace(globals);
   const size_t all = count_of(nargsf, kwnames);
   bool plain = true;
   for (size_t i = 0; plain && i < all; ++i) plain = is_constant(args[i]) || find_plain(args[i]);
-  if (plain && find_plain(wrapper)) {
+  auto* cache = reinterpret_cast<LruCache*>(wrapper);
+  if (plain && cache->maxsize != 0) {
     // The very call that eager makes: it runs or finds what an earlier call left. A constant result stays right.
     for (size_t i = 0; i < all; ++i)
       if (Known* k = find_plain(args[i])) guard(Guard::Kind::Is, k->source, args[i]);
@@ -620,10 +627,12 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
     }
     if (!r) return nullptr;
     if (is_constant(r.get())) return r.release();
+    if (!trusted) --cache->hits;  // the call that eager makes behind the break finds this result
   }
-  static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
-  py::Ref wrapped = py::Ref::steal(load_attr(wrapper, wrapped_name));
-  return wrapped ? call(wrapped.get(), args, nargsf, kwnames) : nullptr;
+  // Which object it gives, and what was done to it since, is the program's business, but not for Python's and torch's
+  // own.
+  if (!trusted) return graph_break("call-that-breaks", "a call of " + describe(wrapper) + ", which keeps its results");
+  return call(wrapped.get(), args, nargsf, kwnames);
 }
 
 PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
