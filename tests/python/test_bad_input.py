@@ -279,6 +279,48 @@ def test_ctrl_c_during_a_compile():
     works_afterwards()
 
 
+def test_what_a_signal_handler_raises_comes_out_of_the_call():
+    def endless(x):
+        while True:
+            try:
+                x = x + 1
+            except Exception:
+                pass
+
+    def handler(number, frame):
+        raise TimeoutError("alarm")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeoutError, match="alarm"):
+            kiln.compile(endless)(X)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    works_afterwards()
+
+
+def test_a_capture_without_an_end_is_given_up():
+    def count(x, n):
+        for _ in range(n):
+            x = x + 1
+        return x
+
+    with kiln.config.patch(graph_size_limit=200), pytest.warns(UserWarning, match="200 tensor operations"):
+        assert_same(kiln.compile(count)(X, 1000), X + 1000)
+    kiln.reset()
+
+    def python_only(x, n):
+        k = 0
+        while k < n:
+            k += 1
+        return x + k
+
+    with kiln.config.patch(capture_limit=2000), pytest.warns(UserWarning, match="2000 instructions"):
+        assert_same(kiln.compile(python_only)(X, 10000), X + 10000)
+
+
 def test_error_while_the_backend_runs_leaves_no_state():
     state = {"fail": True}
 

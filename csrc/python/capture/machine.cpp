@@ -188,6 +188,10 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
   for (;;) {
     while (flow == Flow::Next) {
       e.at = e.next;
+      if ((++instructions & 0x3F) == 0 && !may_go_on()) {
+        flow = Flow::Error;
+        break;
+      }
       int opcode = e.units[2 * e.next], arg = e.units[2 * e.next + 1];
       while (opcode == EXTENDED_ARG) {
         ++e.next;
@@ -258,6 +262,35 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
   // Whatever is left on a value stack that a root break leaves behind goes with the frame.
   frame->stacktop = static_cast<int>(e.sp - frame->localsplus);
   return e.result;
+}
+
+bool Machine::may_go_on() {
+  if (broken) return true;
+  const auto& limits = kiln::options();
+  const auto give_up = [&](const std::string& what, int64_t n) {
+    given_up = "its capture takes more than " + std::to_string(n) + " " + what + "; is it a loop without an end?";
+  };
+  if (instructions > limits.capture_limit)
+    give_up("instructions", limits.capture_limit);
+  else if (trace.num_nodes > limits.graph_size_limit)
+    give_up("tensor operations", limits.graph_size_limit);
+  if (given_up.empty()) {
+    // Handlers are no part of the captured code, and what they raise is not the program's to catch here.
+    Paused paused_here(*this);
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard real;
+    if (PyErr_CheckSignals() == 0) return true;
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    PyErr_NormalizeException(&type, &value, &tb);
+    if (tb) PyException_SetTraceback(value, tb);
+    Py_XDECREF(type);
+    Py_XDECREF(tb);
+    interrupt = py::Ref::steal(value);
+  }
+  broken = true;
+  PyErr_SetNone(graph_break_type());
+  return false;
 }
 
 bool Machine::place_root_arguments(Exec& e) {
@@ -378,6 +411,15 @@ CaptureResult Machine::run() {
   if (!internal_error.empty()) {
     PyErr_Clear();
     throw InternalError(internal_error);
+  }
+  if (interrupt) {
+    PyErr_Clear();
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.get())), interrupt.get());
+    throw py::PythonError{};
+  }
+  if (!given_up.empty()) {
+    PyErr_Clear();
+    throw Unsupported(given_up);
   }
   if (!r && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
     PyErr_Clear();

@@ -346,6 +346,11 @@ class Machine {
   int root_instruction = -1;                   // where the root stands
   bool broken = false;                         // a graph break is on its way to the root
   std::string internal_error;                  // InternalError's text on its way out through C frames
+  std::string given_up;                        // likewise the text of an Unsupported
+  py::Ref interrupt;                           // likewise what a signal's handler raised
+  int64_t instructions = 0;                    // interpreted so far
+  /// Now and then: runs the handlers of signals, and looks at the limits. False if the capture is to be given up.
+  bool may_go_on();
 
  private:
   std::shared_ptr<const graph::StackTrace> last_stack_;

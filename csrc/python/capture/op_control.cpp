@@ -22,7 +22,7 @@ Flow op_jump_forward(Exec& e, int arg) {
 
 Flow op_jump_backward(Exec& e, int arg) {
   e.next -= arg;
-  return PyErr_CheckSignals() < 0 ? Flow::Error : Flow::Next;
+  return Flow::Next;
 }
 
 namespace {

@@ -6,7 +6,7 @@ namespace kiln::capture {
 
 Flow op_nop(Exec&, int) { return Flow::Next; }
 
-Flow op_resume(Exec& e, int) { return PyErr_CheckSignals() < 0 ? Flow::Error : Flow::Next; }
+Flow op_resume(Exec&, int) { return Flow::Next; }
 
 Flow op_pop_top(Exec& e, int) {
   Py_DECREF(e.pop());
