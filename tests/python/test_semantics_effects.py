@@ -398,6 +398,30 @@ def test_caches_give_the_object_that_they_keep():
     assert kiln.compile(g)(X) is True
 
 
+def test_exceptions_keep_their_context():
+    def f(x):
+        try:
+            try:
+                raise ValueError("v")
+            except ValueError as e:
+                if x is None:
+                    raise RuntimeError("from") from e
+                raise RuntimeError("w")
+        except RuntimeError as e:
+            return e
+
+    def chain(e):
+        return e and (type(e), e.args, chain(e.__context__), chain(e.__cause__), e.__suppress_context__)
+
+    compiled = kiln.compile(f)
+    for argument in (X, None):
+        assert chain(compiled(argument)) == chain(f(argument))
+        try:
+            raise KeyError("of the caller")
+        except KeyError:
+            assert chain(compiled(argument)) == chain(f(argument))
+
+
 def test_coroutines_are_made_once(recwarn):
     async def double(x):
         return x * 2

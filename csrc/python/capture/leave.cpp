@@ -167,6 +167,22 @@ RecipePtr Leaver::instance(PyObject* o) {
   r->object = py::Ref::borrow(type);
   r->parts = {constant(reinterpret_cast<PyObject*>(base)), extra};
   attributes(o, *r);
+  if (PyExceptionInstance_Check(o)) {
+    // The cause first: setting it sets the flag behind it.
+    for (const char* name : {"__cause__", "__context__", "__suppress_context__"}) {
+      py::Ref key = py::Ref::steal(PyUnicode_InternFromString(name));
+      py::Ref value = py::Ref::steal(PyObject_GetAttr(o, key.get()));
+      if (strcmp(name, "__context__") == 0 && m.caught.count(o) &&
+          (value.get() == Py_None || value.get() == m.handled_at_start.get())) {
+        static PyObject* handled = PySys_GetObject("exception");
+        RecipePtr outer = make(Recipe::Kind::Call);
+        outer->object = py::Ref::borrow(handled);
+        r->state.emplace_back(key, outer);
+      } else if (value && value.get() != Py_None && value.get() != Py_False) {
+        r->state.emplace_back(key, recipe(value.get()));
+      }
+    }
+  }
   if (PyDict_Check(o)) {
     r->elements = dict_parts(o);
   } else if (PyList_Check(o)) {

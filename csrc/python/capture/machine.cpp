@@ -251,6 +251,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     PyException_SetTraceback(value, tb ? tb : Py_None);
     Py_XDECREF(tb);
     Py_XDECREF(type);
+    caught.insert(value);
     e.push(value);
     e.next = handler;
     call_start = -1;
@@ -385,6 +386,7 @@ CaptureResult Machine::run() {
   }
   NoCollection no_collection;
   modes_at_start = aten::Modes();
+  handled_at_start = py::Ref::steal(PyErr_GetHandledException());
   struct RestoreModes {
     Machine& m;
     ~RestoreModes() {

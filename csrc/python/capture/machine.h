@@ -324,6 +324,8 @@ class Machine {
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
+  std::unordered_set<PyObject*> caught;  // exceptions that came to a handler
+  py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__
   /// The custom function whose backward is being interpreted.
   struct CustomFunction {
     c10::intrusive_ptr<torch::autograd::Node> node;

@@ -197,7 +197,8 @@ void LeaveProgram::fill(const Step& s, std::vector<Ref>& slots) const {
       must(PyCell_Set(o, value));
     } else {
       PyObject* descriptor = _PyType_Lookup(Py_TYPE(o), name.get());
-      const bool in_slot = descriptor && Py_TYPE(descriptor) == &PyMemberDescr_Type;
+      const bool in_slot = descriptor && (Py_TYPE(descriptor) == &PyMemberDescr_Type ||
+                                          (Py_TYPE(descriptor) == &PyGetSetDescr_Type && PyExceptionInstance_Check(o)));
       if (in_slot || !_PyObject_GetDictPtr(o)) {
         must(PyObject_GenericSetAttr(o, name.get(), value));
       } else {
