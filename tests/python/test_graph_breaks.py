@@ -327,7 +327,7 @@ def test_resume_functions_are_named():
         return x
 
     kiln.compile(names)(X)
-    assert seen and (seen[0] == "names" or seen[0].startswith("__resume_at_"))
+    assert seen == ["names"]
 
 
 def test_traceback_after_a_break_shows_the_users_lines():
@@ -341,4 +341,4 @@ def test_traceback_after_a_break_shows_the_users_lines():
     with pytest.raises(AttributeError) as caught:
         kiln.compile(f)(X)
     last = traceback.extract_tb(caught.value.__traceback__)[-1]
-    assert last.filename == __file__ and "no_such_method" in last.line
+    assert last.filename == __file__ and "no_such_method" in last.line and last.name == "f"

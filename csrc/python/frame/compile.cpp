@@ -35,6 +35,12 @@ std::string utf8(PyObject* o) {
   return "?";
 }
 
+/// The code's qualified name, of resume functions with what tells them apart.
+std::string name_of(PyCodeObject* code) {
+  const CodeInfo* info = find_code_info(code);
+  return utf8(code->co_qualname) + (info && info->resume ? "." + info->resume->label : "");
+}
+
 /// Puts back a Python exception that travelled through C++ code as a C++ one.
 void restore_python_error(std::exception_ptr error) {
   try {
@@ -184,8 +190,7 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
       bytecode += "\nafter graph break (the compiled graph has run; .state holds what it left):\n" +
                   bytecode::disassemble(continuation->code.get());
       for (const py::Ref& r : continuation->resume_codes)
-        bytecode +=
-            "\n" + utf8(reinterpret_cast<PyCodeObject*>(r.get())->co_name) + ":\n" + bytecode::disassemble(r.get());
+        bytecode += "\n" + name_of(reinterpret_cast<PyCodeObject*>(r.get())) + ":\n" + bytecode::disassemble(r.get());
     } else {
       bytecode += "\nmodified: none, the compiled graph returns the function's result\n";
     }
@@ -199,7 +204,7 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   if (!graph_text.empty()) log_artifact(Topic::graph, place, graph_text);
   if (!recording()) return;
   Record r;
-  r.function = utf8(code->co_qualname);
+  r.function = name_of(code);
   r.file = utf8(code->co_filename);
   r.line = code->co_firstlineno;
   r.graph = graph_text;
@@ -293,7 +298,7 @@ void set_to_fx(ToFx f, AtenToFx g) {
 }
 
 std::string place_of(PyCodeObject* code) {
-  return utf8(code->co_qualname) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
+  return name_of(code) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
 }
 
 EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& config,

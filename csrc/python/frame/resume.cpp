@@ -212,11 +212,6 @@ Ref resume_code(PyCodeObject* original, const Body& body, int index, const Stack
   const int shift = static_cast<int>(b.frame.varnames.size()) - slots;
   b.frame.argcount = static_cast<int>(b.frame.varnames.size());
   b.frame.stacksize += static_cast<int>(stack.size()) + 2;
-  const std::string name =
-      "__resume_at_" + std::to_string(2 * offset) + "_" + std::to_string(info->resume_points.size());
-  b.frame.name = text(name);
-  b.frame.qualname = check(PyUnicode_FromFormat("%U.%s", original->co_qualname, name.c_str()));
-
   b.location = body.instructions[index].location;
   if (original->co_nfreevars) b.emit(COPY_FREE_VARS, original->co_nfreevars);
   b.emit(RESUME, 0);
@@ -244,6 +239,7 @@ Ref resume_code(PyCodeObject* original, const Body& body, int index, const Stack
 
   auto point = std::make_shared<ResumePoint>();
   point->original = Ref::borrow(reinterpret_cast<PyObject*>(original));
+  point->label = "__resume_at_" + std::to_string(2 * offset) + "_" + std::to_string(info->resume_points.size());
   point->offset = offset;
   point->num_slots = slots;
   for (size_t i = 0; i < offsets.size(); ++i) point->copies.emplace_back(offsets[i], b.body.instructions[i].offset);

@@ -1,6 +1,7 @@
 #pragma once
 #include <Python.h>
 
+#include <string>
 #include <vector>
 
 #include "python/capture/recipe.h"
@@ -12,6 +13,7 @@ namespace kiln::frame {
 /// the value stack, then the free variables; all but the last are its arguments.
 struct ResumePoint {
   py::Ref original;   // code object; never itself a resume function
+  std::string label;  // in logs; the code has the original's name, which tracebacks show
   int offset = 0;     // in the original, in code units
   int num_slots = 0;  // the original's slots without free variables
   /// For each instruction of the resume code, in order: its offset, and the offset in the original it is a copy of, or
