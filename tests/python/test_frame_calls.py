@@ -355,6 +355,38 @@ def test_recompile_limit_runs_eager():
     assert_same(compiled(X, 1), X)
 
 
+def test_each_compiled_callable_has_its_own_recompile_limit(recwarn):
+    counter = CompileCounter()
+
+    def factory(k):
+        return kiln.compile(lambda x: x * k, backend=counter)
+
+    class Layer(torch.nn.Module):
+        def __init__(self, k):
+            super().__init__()
+            self.k = k
+
+        def forward(self, x):
+            kiln.graph_break()
+            return x * self.k
+
+    with kiln.config.patch(recompile_limit=2):
+        for k in range(2, 6):
+            assert_same(factory(k)(X), X * k)
+            assert_same(kiln.compile(Layer(k))(X), X * k)
+        assert counter.frame_count == 4
+
+        def through(x, layers):
+            for layer in layers:
+                kiln.graph_break()
+                x = layer(x)
+            return x
+
+        layers = [Layer(k) for k in range(2, 6)]
+        assert_same(kiln.compile(through)(X, layers), X * 120)
+        assert not [w for w in recwarn if "Layer.forward" in str(w.message).split(" was compiled")[0]]
+
+
 def test_partial_and_wrapped():
     def f(x, k):
         return x * k

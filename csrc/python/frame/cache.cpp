@@ -35,6 +35,7 @@ void CodeCache::clear() {
   // Entries that are running are held by who runs them.
   std::vector<EntryPtr> gone;
   gone.swap(entries);
+  owners.clear();
   eager = false;
   compiles = 0;
   changing_floats.clear();

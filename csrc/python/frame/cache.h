@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Entry {
 
   // Exit: if null, the result is leave's only one. Otherwise leave's results are the tuple that `continuation` takes
   // behind the original arguments.
+  const void* owner = nullptr;    // see Target
   py::Ref globals;                // of the function it was made for: one code may run with others
   py::Ref continuation;           // code object
   py::Ref continuation_function;  // made of it for the function it was last used with
@@ -46,6 +48,11 @@ struct CodeCache {
   int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
   /// Sources of floats that had another value in a later call, and those of them whose values the program needs.
   std::unordered_set<std::string> changing_floats, constant_floats;
+  struct Owner {
+    int64_t compiles = 0;
+    bool eager = false;  // has reached the limit
+  };
+  std::unordered_map<const void*, Owner> owners;
   void clear();
 };
 

@@ -50,7 +50,7 @@ PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf
       }
     }
     auto* code = reinterpret_cast<PyCodeObject*>(function->func_code);
-    Target target{function, code, cache, c->impl->config, true};
+    Target target{function, code, cache, c->impl->config, true, c};
     if (!target.cache) {
       CodeInfo* info = code_info(code);
       if (!info) throw py::PythonError{};
@@ -65,7 +65,7 @@ PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf
     guards::Owned owned;
     // `callable` may be released by what it runs.
     const py::Ref keep = py::Ref::borrow(callable);
-    if (EntryPtr entry = find_entry(*target.cache, call, values, owned))
+    if (EntryPtr entry = find_entry(target, call, values, owned))
       return run_entry(std::move(target), std::move(entry), call, values, owned);
     if (m.run_only) return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);
     return compile_and_run(target, [&] {

@@ -14,6 +14,7 @@
 #include "python/cpython/py311.h"
 #include "python/frame/bytecode/code.h"
 #include "python/frame/errors.h"
+#include "python/frame/hook.h"
 #include "python/frame/records.h"
 #include "python/frame/resume.h"
 #include "python/pch.h"
@@ -24,6 +25,9 @@ using capture::CaptureResult;
 using capture::Exit;
 
 namespace {
+
+/// One code compiles this often on behalf of different owners, in units of the recompile limit.
+constexpr int64_t kOwners = 16;
 
 ToFx to_fx = nullptr;
 AtenToFx aten_to_fx = nullptr;
@@ -301,8 +305,11 @@ std::string place_of(PyCodeObject* code) {
   return name_of(code) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
 }
 
-EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& config,
-                       bool root) {
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target) {
+  const ConfigPtr& config = target.config;
+  CodeCache& cache = *target.cache;
+  CodeCache::Owner& owner = cache.owners[target.owner];
+  const bool root = target.root;
   PyCodeObject* code = frame->f_code;
   const std::string place = place_of(code);
   // Nothing that runs for the compile itself is to be compiled.
@@ -318,14 +325,16 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
   if (!cache.entries.empty() && !pass_disabled("capture.changing_floats"))
     for (const auto& source : cache.entries.front()->tree.changed_floats(call_of(code, frame)))
       cache.changing_floats.insert(source->text());
-  if (cache.compiles >= options().recompile_limit) {
+  const int64_t limit = options().recompile_limit;
+  const bool all = cache.compiles >= kOwners * limit;
+  if (all || owner.compiles >= limit) {
     const std::string text =
-        "kiln: " + place + " was compiled " + std::to_string(cache.compiles) +
+        "kiln: " + place + " was compiled " + std::to_string(all ? cache.compiles : owner.compiles) +
         " times, the recompile limit; other calls run in eager from now on. Guards that failed this time:\n" +
         failures(code, frame, cache) +
         "Hint: raise kiln.config.recompile_limit, or make what changes a tensor. KILN_LOGS=recompiles shows each.";
     if (config->fullgraph) raise("RecompileLimit", text);
-    cache.eager = true;
+    (all ? cache.eager : owner.eager) = true;
     warn_once("limit " + place, text);
     return nullptr;
   }
@@ -336,6 +345,8 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
   try {
     EntryPtr entry = build(tstate, frame, cache, *config);
     entry->id = cache.compiles++;
+    entry->owner = target.owner;
+    ++cache.owners[target.owner].compiles;
     cache.entries.insert(cache.entries.begin(), entry);
     return entry;
   } catch (const py::PythonError&) {
@@ -343,10 +354,12 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCa
   } catch (const Unsupported& e) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " as one graph: " + e.what());
     // Other calls have their entries; this kind of call runs in eager, and is tried again until the limit.
-    if (cache.entries.empty())
+    if (cache.entries.empty()) {
       cache.eager = true;
-    else
+    } else {
       ++cache.compiles;
+      ++cache.owners[target.owner].compiles;
+    }
     log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + e.what());
     if (root) warn_once("unsupported " + place, "kiln: " + place + " runs in eager: " + e.what());
   } catch (const UserError& e) {

@@ -13,12 +13,12 @@ using ToFx = py::Ref (*)(const graph::Graph& graph, const std::vector<py::Ref>& 
 using AtenToFx = py::Ref (*)(const graph::Graph& graph);
 void set_to_fx(ToFx to_fx, AtenToFx aten_to_fx);
 
-/// Captures `frame`, compiles what was captured and adds an entry to `cache`. Null if the frame is to run in eager; why
-/// was said then, once. Throws py::PythonError for what the user must see: a graph break under fullgraph, a backend's
-/// error, a KeyboardInterrupt, kiln's own failures under options().strict.
-/// `root`: the function that the user asked to compile, rather than one called from its eager parts.
-EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& config,
-                       bool root);
+struct Target;
+
+/// Captures `frame`, compiles what was captured and adds an entry to the target's cache. Null if the frame is to run in
+/// eager; why was said then, once. Throws py::PythonError for what the user must see: a graph break under fullgraph, a
+/// backend's error, a KeyboardInterrupt, kiln's own failures under options().strict.
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target);
 
 /// "name (file:line)" of a code object.
 std::string place_of(PyCodeObject* code);

@@ -139,10 +139,11 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
   const guards::Call call = call_of(target, frame->localsplus, target.code->co_nlocalsplus - target.code->co_nfreevars);
   std::vector<PyObject*> values;
   guards::Owned owned;
-  EntryPtr entry = find_entry(*target.cache, call, values, owned);
+  EntryPtr entry = find_entry(target, call, values, owned);
   if (!entry) {
-    if (target.cache->eager || mode().run_only) return run_plainly(tstate, frame, 0);
-    entry = compile_frame(tstate, frame, *target.cache, target.config, target.root);
+    if (target.cache->eager || target.cache->owners[target.owner].eager || mode().run_only)
+      return run_plainly(tstate, frame, 0);
+    entry = compile_frame(tstate, frame, target);
     if (!entry) return run_plainly(tstate, frame, 0);
     values.assign(entry->tree.num_wanted(), nullptr);
     owned.clear();
@@ -164,6 +165,17 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
     }
   }
   return run_entry(target, std::move(entry), call, values, owned);
+}
+
+/// The module whose method the frame is of, else null.
+const void* module_of(py311::Frame* frame) {
+  static PyObject* module_type = [] {
+    PyObject* nn = PyImport_ImportModule("torch.nn");
+    return nn ? PyObject_GetAttrString(nn, "Module") : nullptr;
+  }();
+  PyObject* self = frame->f_code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
+  const bool is = self && module_type && PyObject_TypeCheck(self, reinterpret_cast<PyTypeObject*>(module_type));
+  return is ? self : nullptr;
 }
 
 bool starts_here(py311::Frame* frame) {
@@ -189,7 +201,7 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
     }
     CodeInfo* info = code_info(code);
     if (!info) return run_plainly(tstate, frame, throw_flag);
-    Target target{frame->f_func, code, &info->cache(m.config), m.config, false};
+    Target target{frame->f_func, code, &info->cache(m.config), m.config, false, module_of(frame)};
     if (target.cache->eager) return run_plainly(tstate, frame, throw_flag);
     return run_frame(tstate, frame, target);
   } catch (...) {
@@ -220,20 +232,31 @@ HookScope::~HookScope() {
   above = now == &eval_frame || now == &_PyEval_EvalFrameDefault || now == previous ? nullptr : now;
 }
 
-EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyObject*>& values, guards::Owned& owned) {
-  for (size_t i = 0; i < cache.entries.size(); ++i) {
-    Entry& entry = *cache.entries[i];
-    values.resize(entry.tree.num_wanted());
-    owned.clear();
-    if (entry.globals.get() != call.globals || !entry.tree.check(call, values.data(), owned)) continue;
-    ++entry.hits;
-    // The next call most likely takes the same one.
-    if (i > 0)
-      std::rotate(cache.entries.begin(), cache.entries.begin() + static_cast<long>(i),
-                  cache.entries.begin() + static_cast<long>(i) + 1);
-    return cache.entries[0];
-  }
-  return nullptr;
+EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<PyObject*>& values,
+                    guards::Owned& owned) {
+  auto& entries = target.cache->entries;
+  bool others = false;
+  const auto find = [&](bool own) -> EntryPtr {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      Entry& entry = *entries[i];
+      if ((entry.owner == target.owner) != own) {
+        others = true;
+        continue;
+      }
+      values.resize(entry.tree.num_wanted());
+      owned.clear();
+      if (entry.globals.get() != call.globals || !entry.tree.check(call, values.data(), owned)) continue;
+      ++entry.hits;
+      // The next call most likely takes the same one.
+      if (i > 0)
+        std::rotate(entries.begin(), entries.begin() + static_cast<long>(i),
+                    entries.begin() + static_cast<long>(i) + 1);
+      return entries[0];
+    }
+    return nullptr;
+  };
+  EntryPtr found = find(true);
+  return found || !others ? found : find(false);
 }
 
 PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_call, std::vector<PyObject*>& values,
@@ -297,7 +320,7 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     if (!info) throw py::PythonError{};
     target.cache = &info->cache(target.config);
     call = call_of(target, locals.data(), static_cast<int>(locals.size()));
-    entry = find_entry(*target.cache, call, values, owned);
+    entry = find_entry(target, call, values, owned);
     if (entry) continue;
     const py::Ref resumed = function_for(target, resume.code.get());
     const auto invoke = [&] { return PyObject_Vectorcall(resumed.get(), locals.data(), locals.size(), nullptr); };

@@ -14,10 +14,14 @@ struct Target {
   CodeCache* cache = nullptr;
   ConfigPtr config;
   bool root = false;  // what the user asked to compile
+  /// On whose behalf the code runs, for the recompile limit: one code may serve many compiled callables (closures of
+  /// one function, resume functions) and many modules. The compiled callable, or else the module whose method this is.
+  const void* owner = nullptr;
 };
 
 /// The entry of `target` whose guards hold for `call`, with what it delivers; null if there is none.
-EntryPtr find_entry(CodeCache& cache, const guards::Call& call, std::vector<PyObject*>& values, guards::Owned& owned);
+EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<PyObject*>& values,
+                    guards::Owned& owned);
 /// Runs a found entry, and what follows it up to the frame's end: the breaking instruction, resume functions. A new
 /// reference, or null with a Python exception set.
 PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& call, std::vector<PyObject*>& values,
