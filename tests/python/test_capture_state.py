@@ -415,3 +415,24 @@ def test_clipped_gradients_stay_in_the_graph(clip, foreach):
     for a, b in zip(norms + parameters, found_norms + found, strict=True):
         if a is not None:
             torch.testing.assert_close(a, b)
+
+
+def test_deques_are_read_and_written():
+    def f(x, d):
+        d.append(x.sum())
+        d.rotate(1)
+        d.appendleft(len(d))
+        return x * d[1] + (d.maxlen or 0), [type(v) for v in d]
+
+    def run(function):
+        out = []
+        for maxlen in (None, 3):
+            d = collections.deque([1, X * 2], maxlen)
+            out += [function(X, d), list(d), function(X, d), list(d), d.maxlen]
+        return out
+
+    compiled = kiln.compile(f, fullgraph=True)
+    assert_same(run(f), run(compiled))
+    compiled = kiln.compile(lambda x, d: x * sum(d), fullgraph=True)
+    for items in ([1, 2], [1, 3], [1, 2, 3]):
+        assert_same(compiled(X, collections.deque(items)), X * sum(items))

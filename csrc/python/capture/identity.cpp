@@ -106,6 +106,9 @@ void Machine::pin(PyObject* o, bool values, int depth) {
   } else if (PyTuple_Check(o) || PyList_Check(o)) {
     for (Py_ssize_t i = 0; i < Py_SIZE(o); ++i)
       pin(PyTuple_Check(o) ? PyTuple_GET_ITEM(o, i) : PyList_GET_ITEM(o, i), true, depth + 1);
+  } else if (c == Class::Deque) {
+    for (Py_ssize_t i = 0; i < PySequence_Size(o); ++i)
+      if (py::Ref item = py::Ref::steal(PySequence_GetItem(o, i))) pin(item.get(), true, depth + 1);
   }
 }
 

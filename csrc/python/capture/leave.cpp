@@ -522,6 +522,9 @@ void Leaver::side_effects() {
     PyObject* now = k.stand_in.get();
     PyObject* before = k.snapshot.get();
     if (k.attributes) diff_attributes(k);
+    const bool deque = m.classify(now) == Class::Deque;
+    const py::Ref items = deque ? py::Ref::steal(PySequence_List(now)) : py::Ref();
+    if (deque) now = items.get();
     if (PyList_Check(now)) {
       bool same = PyList_GET_SIZE(now) == PyList_GET_SIZE(before);
       for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(now); ++j)
@@ -530,7 +533,7 @@ void Leaver::side_effects() {
       RecipePtr value = make(Recipe::Kind::List);
       for (Py_ssize_t j = 0; j < PyList_GET_SIZE(now); ++j) value->parts.push_back(recipe(PyList_GET_ITEM(now, j)));
       m.activate(m.knowns[i]);
-      add(SideEffect::Kind::ReplaceList, source(k.source), nullptr, value);
+      add(deque ? SideEffect::Kind::ReplaceDeque : SideEffect::Kind::ReplaceList, source(k.source), nullptr, value);
     } else if (PyDict_Check(now)) {
       diff_dict(k);
     } else if (PySet_Check(now)) {

@@ -54,7 +54,8 @@ struct SideEffect {
     ReplaceList,  // target[:] = value (a list recipe)
     ReplaceDict,  // clear and refill in value's order
     ReplaceSet,
-    StoreGlobal,  // target is the globals dict
+    ReplaceDeque,  // clear and refill from value, a list
+    StoreGlobal,   // target is the globals dict
     DeleteGlobal,
     StoreCell,  // target is a cell
     Call,       // value(*args) for effects that only a call can make (a C type's method); args in `extra`

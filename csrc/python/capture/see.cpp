@@ -484,6 +484,22 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
       }
       break;
     }
+    case Class::Deque: {
+      static PyObject* maxlen_name = PyUnicode_InternFromString("maxlen");
+      py::Ref nothing = py::Ref::steal(PyTuple_New(0)), maxlen = py::Ref::steal(PyObject_GetAttr(o, maxlen_name));
+      if (!nothing || !maxlen) return nullptr;
+      copy = py::Ref::steal(PyObject_CallFunctionObjArgs(names().deque, nothing.get(), maxlen.get(), nullptr));
+      if (!copy) return nullptr;
+      at = known(copy.get());
+      constants.emplace_back(child(SK::Attr, source, maxlen_name), maxlen);
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        py::Ref real = py::Ref::steal(PySequence_GetItem(o, i));
+        py::Ref v = real ? element(real.get(), child(SK::ListItem, source, nullptr, i)) : py::Ref();
+        py::Ref done = py::Ref::steal(v ? PyObject_CallMethod(copy.get(), "append", "O", v.get()) : nullptr);
+        if (!done || !keep(v)) return nullptr;
+      }
+      break;
+    }
     case Class::Set:
     case Class::FrozenSet: {
       if (c == Class::Set) copy = subclass ? make_empty(&PySet_Type, nullptr) : py::Ref::steal(PySet_New(nullptr));

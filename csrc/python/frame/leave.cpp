@@ -268,6 +268,11 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
       must(PySet_Clear(target));
       must(_PySet_Update(target, value));
       return;
+    case SideEffect::Kind::ReplaceDeque: {
+      const Ref cleared = check(PyObject_CallMethod(target, "clear", nullptr));
+      const Ref filled = check(PyObject_CallMethod(target, "extend", "O", value));
+      return;
+    }
     case SideEffect::Kind::StoreCell:
       must(PyCell_Set(target, value));
       return;

@@ -15,7 +15,7 @@ struct Guard {
     Is,        // source is `object` (None, True, functions, types, modules, nn.Module instances where identity matters)
     Equals,    // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex,
                // dtype and other immutable constants, and tuples/frozensets of them
-    Length,    // len of a list, tuple, dict or set is `number`
+    Length,    // len of a list, tuple, dict, set or deque is `number`
     DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
     DictHas,   // dict has key `object`
     DictLacks,   // dict lacks key `object` (an attribute found on the class, a global found in builtins)

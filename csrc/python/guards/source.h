@@ -23,7 +23,7 @@ struct Source {
     InstanceDict,  // base.__dict__ (the dict object itself)
     DictItem,      // base[key] of a dict; `object` is the key (hashable constant)
     DictItemAt,    // base[key] of a dict where the key is found by `key_source` (a tensor, a module)
-    ListItem,      // base[index] of a list or tuple
+    ListItem,      // base[index] of a list, tuple or deque
     DictKeyAt,     // the index-th key of a dict in insertion order
     SetItemAt,     // the index-th element of a set in iteration order
     CellContents,  // base.cell_contents

@@ -12,6 +12,14 @@
 namespace kiln::guards {
 namespace {
 
+bool is_deque(PyObject* o) {
+  static const PyTypeObject* type = [] {
+    PyObject* module = PyImport_ImportModule("collections");
+    return reinterpret_cast<PyTypeObject*>(module ? PyObject_GetAttrString(module, "deque") : nullptr);
+  }();
+  return Py_TYPE(o) == type;
+}
+
 /// A key that is equal for equal steps from one parent.
 std::string step_key(const Source& s, int parent, int key_node) {
   std::string k = std::to_string(static_cast<int>(s.kind)) + "/" + std::to_string(parent) + "/" +
@@ -187,6 +195,11 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
     case Source::Kind::ListItem:
       if (PyList_Check(base)) return n.index < PyList_GET_SIZE(base) ? PyList_GET_ITEM(base, n.index) : nullptr;
       if (PyTuple_Check(base)) return n.index < PyTuple_GET_SIZE(base) ? PyTuple_GET_ITEM(base, n.index) : nullptr;
+      if (is_deque(base) && n.index < PySequence_Size(base)) {
+        // The deque itself keeps it alive.
+        const py::Ref item = py::Ref::steal(PySequence_GetItem(base, static_cast<Py_ssize_t>(n.index)));
+        return item.get();
+      }
       return nullptr;
     case Source::Kind::DictKeyAt: {
       if (!PyDict_Check(base)) return nullptr;
@@ -235,6 +248,7 @@ int64_t length_of(PyObject* o) {
   if (PyList_Check(o) || PyTuple_Check(o)) return Py_SIZE(o);
   if (PyDict_Check(o)) return PyDict_GET_SIZE(o);
   if (PyAnySet_Check(o)) return PySet_GET_SIZE(o);
+  if (is_deque(o)) return PySequence_Size(o);
   return -1;
 }
 
