@@ -340,6 +340,63 @@ def test_a_class_made_inside_is_a_new_one_each_time():
     assert compiled(X)[1] is not compiled(X)[1]
 
 
+def item(o, x):
+    o[0] = 9
+    return x + 1
+
+
+def in_place(o, x):
+    o += type(o)([7])
+    return x + 1
+
+
+def by_method(o, x):
+    o.extend([3]) if hasattr(o, "extend") else o.fill(3)
+    return x + 1
+
+
+def deleted(o, x):
+    del o[0]
+    return x + 1
+
+
+def by_operator(o, x):
+    operator.setitem(o, 0, 9)
+    return x + 1
+
+
+WRITES = [
+    (item, lambda: numpy.array([1, 2])),
+    (item, lambda: bytearray(b"ab")),
+    (item, lambda: array.array("i", [1, 2])),
+    (item, lambda: memoryview(bytearray(b"ab"))),
+    (item, lambda: (ctypes.c_int * 2)(1, 2)),
+    (in_place, lambda: bytearray(b"ab")),
+    (lambda o, x: (o.__iadd__(1), x + 1)[1], lambda: numpy.array([1, 2])),
+    (by_method, lambda: bytearray(b"ab")),
+    (by_method, lambda: array.array("i", [1, 2])),
+    (by_method, lambda: numpy.array([1, 2])),
+    (deleted, lambda: bytearray(b"ab")),
+    (by_operator, lambda: numpy.array([1, 2])),
+    (lambda o, x: (struct.pack_into("b", o, 0, 5), x + 1)[1], lambda: bytearray(b"ab")),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRITES)))
+def test_writes_to_objects_of_c(number):
+    program, make = WRITES[number]
+
+    def run(function):
+        results = []
+        for _ in range(3):
+            o = make()
+            results.append(function(o, X))
+            results.append(list(o))
+        return results
+
+    assert_same(run(program), run(kiln.compile(program)))
+
+
 def test_finalizers_run_where_eager_runs_them():
     log = []
 

@@ -60,6 +60,16 @@ bool reads_generically(PyTypeObject* t) {
          slot_function(t, names().getattribute) == reinterpret_cast<void*>(PyObject_GenericGetAttr);
 }
 
+/// Whether a data descriptor's __set__ is Python code, which is interpreted.
+bool sets_in_python(PyObject* descr) {
+  static PyObject* set = PyUnicode_InternFromString("__set__");
+  static PyObject* del = PyUnicode_InternFromString("__delete__");
+  if (PyType_IsSubtype(Py_TYPE(descr), &PyProperty_Type)) return true;
+  for (PyObject* name : {set, del})
+    if (PyObject* f = _PyType_Lookup(Py_TYPE(descr), name); f && PyFunction_Check(f)) return true;
+  return false;
+}
+
 bool is_c_accessor(PyObject* descr) {
   return Py_TYPE(descr) == &PyGetSetDescr_Type || Py_TYPE(descr) == &PyMemberDescr_Type;
 }
@@ -566,13 +576,13 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
   }
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
   if (descr && Py_TYPE(descr)->tp_descr_set) {
-    if (!is_c_accessor(descr)) {
+    if (sets_in_python(descr)) {
       py::Ref hold = py::Ref::borrow(descr);
       if (Py_TYPE(descr)->tp_descr_set(descr, o, value) == 0) return true;
       after_c_call(nullptr);
       return false;
     }
-    if (Py_TYPE(descr) == &PyGetSetDescr_Type) {
+    if (Py_TYPE(descr) != &PyMemberDescr_Type) {
       graph_break("write-to-c-attribute",
                   std::string("writing attribute ") + PyUnicode_AsUTF8(name) + " of a " + Py_TYPE(o)->tp_name);
       return false;

@@ -383,6 +383,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
             (PyDict_Check(receiver) || PyList_Check(receiver) || PyTuple_Check(receiver) || PyAnySet_Check(receiver)))
           return graph_break("container-from-outside",
                              std::string("a method of an existing ") + Py_TYPE(receiver)->tp_name);
+        if (k && refuses_c_method(callable, receiver)) return nullptr;
       }
       if (receiver && PyType_Check(receiver) && PyCFunction_Check(callable) &&
           strcmp(reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name, "__new__") == 0) {
@@ -395,6 +396,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Operator: {
       bool tensor = false;
       for (size_t i = 0; i < count; ++i) tensor = tensor || py::is_tensor(arg(i));
+      if (count && find_plain(arg(0)) && refuses_operator_write(callable, arg(0))) return nullptr;
       if (!tensor && !bound) pin_compared(callable, args, n);
       if (!tensor) return after_c_call(native());
       return torch_call(callable, args, n, kwnames, native);

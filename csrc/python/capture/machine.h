@@ -265,6 +265,12 @@ class Machine {
   bool refuses_callback(PyObject* o);
   /// The function that stands for a class of C whose instances read attributes (new reference), or null.
   PyObject* polyfilled_class(PyTypeObject* type);
+  /// Breaks the graph where C code would change an existing object that has no stand-in: by an operator (`slot` is its
+  /// method's name), or by a method that is not known to leave its receiver as it is.
+  bool refuses_c_write(PyObject* o, const char* slot);
+  bool refuses_c_method(PyObject* c_callable, PyObject* receiver);
+  /// As refuses_c_write, for a function of the module operator.
+  bool refuses_operator_write(PyObject* function, PyObject* o);
   /// Guards the code and the defaults of a function that is interpreted.
   void guard_function(PyFunctionObject* function);
   /// Breaks the graph before an object of a class with a __del__ in Python is made: it must die where eager lets it

@@ -59,6 +59,7 @@ const BinaryOp kBinaryOps[] = {
     KILN_NB("itruediv", PyNumber_InPlaceTrueDivide),
     KILN_NB("ixor", PyNumber_InPlaceXor),
 };
+constexpr int kFirstInPlace = 13;
 const BinaryOp kCompareOps[] = {
     {"lt", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_LT); }},
     {"le", [](PyObject* const* a) { return PyObject_RichCompare(a[0], a[1], Py_LE); }},
@@ -84,6 +85,9 @@ Flow unary(Exec& e, const char* name, PyObject* (*f)(PyObject* const*)) {
 Flow op_binary_op(Exec& e, int arg) {
   const BinaryOp& op = kBinaryOps[arg];
   PyObject* args[2] = {e.top(1), e.top(0)};
+  if (arg >= kFirstInPlace && e.m.find_plain(args[0]) &&
+      e.m.refuses_c_write(args[0], c10::str("__", op.name, "__").c_str()))
+    return Flow::Error;
   return replace_two(e, operate(e.m, op.name, args, 2, op.run));
 }
 
@@ -146,6 +150,7 @@ Flow op_binary_subscr(Exec& e, int) {
 
 Flow op_store_subscr(Exec& e, int) {
   PyObject* args[3] = {e.top(1), e.top(0), e.top(2)};  // container, key, value
+  if (e.m.refuses_c_write(args[0], "__setitem__")) return Flow::Error;
   if (PyDict_Check(args[0])) e.m.pin_lookup(args[0], args[1]);
   PyObject* done = operate(e.m, "setitem", args, 3, [](PyObject* const* a) {
     return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
@@ -157,6 +162,7 @@ Flow op_store_subscr(Exec& e, int) {
 }
 
 Flow op_delete_subscr(Exec& e, int) {
+  if (e.m.refuses_c_write(e.top(1), "__delitem__")) return Flow::Error;
   if (PyDict_Check(e.top(1))) e.m.pin_lookup(e.top(1), e.top(0));
   if (PyObject_DelItem(e.top(1), e.top(0)) < 0) return Flow::Error;
   e.drop(2);
