@@ -12,6 +12,7 @@
 #include "python/pch.h"
 
 namespace kiln::frame {
+#include "python/frame/turn.h"
 namespace {
 
 int hook_depth = 0;                       // under the GIL
@@ -141,10 +142,17 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
   guards::Owned owned;
   EntryPtr entry = find_entry(target, call, values, owned);
   if (!entry) {
-    if (target.cache->eager || target.cache->owners[target.owner].eager || mode().run_only)
+    const auto eager = [&] {
+      return target.cache->eager || target.cache->owners[target.owner].eager || mode().run_only;
+    };
+    if (eager()) return run_plainly(tstate, frame, 0);
+    std::optional<CompileTurn> turn(std::in_place);
+    if (turn->waited()) entry = find_entry(target, call, values, owned);
+    if (!entry && *turn && !eager()) entry = compile_frame(tstate, frame, target);
+    if (!entry) {
+      turn.reset();
       return run_plainly(tstate, frame, 0);
-    entry = compile_frame(tstate, frame, target);
-    if (!entry) return run_plainly(tstate, frame, 0);
+    }
     values.assign(entry->tree.num_wanted(), nullptr);
     owned.clear();
     if (!entry->tree.check(call, values.data(), owned)) {
@@ -155,12 +163,13 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
         if (target.root)
           warn_once("unsupported " + place_of(target.code),
                     "kiln: " + place_of(target.code) + " runs in eager: " + failure);
-        return run_plainly(tstate, frame, 0);
+      } else {
+        target.cache->eager = true;
+        const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
+        if (options().strict) throw InternalError(text);
+        warn_once("fresh " + place_of(target.code), "kiln: " + text + "; it runs in eager");
       }
-      target.cache->eager = true;
-      const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
-      if (options().strict) throw InternalError(text);
-      warn_once("fresh " + place_of(target.code), "kiln: " + text + "; it runs in eager");
+      turn.reset();
       return run_plainly(tstate, frame, 0);
     }
   }
