@@ -26,7 +26,9 @@ class CompiledBackward : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
  private:
-  torch::autograd::variable_list apply_differentiably(const torch::autograd::variable_list& grads);
+  torch::autograd::variable_list apply_in_eager(const torch::autograd::variable_list& grads);
+  /// After a backward of these outputs without retain_graph.
+  void use_up(const joint::TangentSet& defined);
   /// Gives up what only the outputs that are used up need.
   void release();
   std::shared_ptr<CompiledParts> parts_;

@@ -175,6 +175,18 @@ def test_second_derivative_of_one_result():
     assert_same(run(lambda f: f), run(kiln.compile))
 
 
+def test_many_gradients_at_once():
+    def run(compile):
+        m = Two()
+        y, _ = compile(lambda x: (m.trunk(x).tanh(), m.a(x)))(X)
+        seeds = torch.eye(6).view(6, 2, 3)
+        (g,) = torch.autograd.grad(y, m.trunk.weight, seeds, is_grads_batched=True, retain_graph=True)
+        (h,) = torch.autograd.grad(y.sum(), m.trunk.weight)
+        return g, h
+
+    assert_same(run(lambda f: f), run(kiln.compile))
+
+
 HOOKS = {
     "tensor": lambda m, x, log: m.weight.register_hook(lambda g: log.append(1) or g * 10),
     "post accumulate": lambda m, x, log: m.weight.register_post_accumulate_grad_hook(lambda p: log.append(2)),
