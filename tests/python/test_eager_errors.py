@@ -115,6 +115,9 @@ def test_elements_that_are_left_out_are_checked():
 def test_unlike_dtypes_that_eager_takes():
     check(lambda x, y: F.mse_loss(x, y), torch.ones(2, requires_grad=True), torch.zeros(2).double())
     check(lambda x: x.scatter_(0, L([0, 1]), 1.5), L([1, 2, 3]))
+    for x, y in ((R(2), R(2).double()), (R(2).double(), R(2)), (R(2).half(), R(2))):
+        check(F.huber_loss, x, y)
+        check(F.binary_cross_entropy_with_logits, x, y)
 
 
 def test_trying_a_call_out_leaves_no_trace():

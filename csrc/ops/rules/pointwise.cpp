@@ -96,13 +96,15 @@ Metas masked_fill(const OpInfo&, Args args) {
   return one(contiguous(self, broadcast_sizes(self.sizes, mask.sizes)));
 }
 
-Metas pointwise_loss(const OpInfo&, Args args) {
+Metas pointwise_loss(const OpInfo& info, Args args) {
   const bool none = int_or(args, 2, 1) == 0;
   Metas out = pointwise_over(Out::Promote, {0, 1}, args);
   if (!none) {
     out[0].sizes.clear();
     out[0].strides.clear();
   }
+  static const Op kHuber("aten::huber_loss");
+  if (info.op == kHuber) out[0].dtype = tensor(args, 0).dtype;  // of its first operand, whatever the other's
   return out;
 }
 
@@ -119,6 +121,10 @@ Metas weighted_loss(const OpInfo&, Args args) {
 }
 
 Metas logits_loss(const OpInfo&, Args args) {
+  // Eager's steps are partly in place, so that each operand decides on some of them.
+  for (size_t i = 1; i < 4; ++i)
+    if (const TensorMeta* t = maybe_tensor(args, i); t && t->dtype != tensor(args, 0).dtype)
+      throw Unsupported("a loss of unlike dtypes");
   Metas out = pointwise_over(Out::Promote, {0, 1, 2, 3}, args);
   if (int_or(args, 4, 1) != 0) {
     out[0].sizes.clear();
