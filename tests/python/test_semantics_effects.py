@@ -407,16 +407,28 @@ def test_finalizers_run_where_eager_runs_them():
         def __del__(self):
             log.append("del")
 
-    def f(x):
+    def at_a_break(x):
         t = Dying(x)
         y = t.v + x
         return y * float(y.sum())
+
+    def at_the_end(x):
+        t = Dying(x)
+        return t.v + x
+
+    def before(x):
+        t = Dying(x)
+        y = t.v + x
+        del t
+        log.append("mid")
+        return y
 
     def run(function):
         log.clear()
         return [function(X) for _ in range(3)], list(log)
 
-    assert_same(run(f), run(kiln.compile(f)))
+    for program in (at_a_break, at_the_end, before):
+        assert_same(run(program), run(kiln.compile(program)))
 
 
 @functools.lru_cache(None)

@@ -300,11 +300,11 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
       for (size_t i = 0; i < count_of(nargsf, kwnames); ++i) pin(args[i], /*values=*/!PyDict_Check(args[i]));
     PyObject* made = after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
     if (made && PyType_IsSubtype(t, &PyType_Type) && count_of(nargsf, kwnames) > 1) remember_made_type(made);
+    if (made) remember_finalizer(made);
     if (made && (t == &PyFunction_Type || is_lru_cache(t)) && made_functions.insert(made).second)
       alive.push_back(py::Ref::borrow(made));
     return made;
   };
-  if (refuses_finalizer(t)) return nullptr;
   if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
     if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
@@ -385,12 +385,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
                              std::string("a method of an existing ") + Py_TYPE(receiver)->tp_name);
         if (k && refuses_c_method(callable, receiver)) return nullptr;
       }
-      if (receiver && PyType_Check(receiver) && PyCFunction_Check(callable) &&
-          strcmp(reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name, "__new__") == 0) {
-        PyObject* type = arg(1) && PyType_Check(arg(1)) ? arg(1) : receiver;
-        if (refuses_finalizer(reinterpret_cast<PyTypeObject*>(type))) return nullptr;
-      }
       PyObject* r = after_c_call(native());
+      if (r && receiver && PyType_Check(receiver)) remember_finalizer(r);  // object.__new__
       return r && PyType_Check(r) && makes_class(callable, self, count) ? remember_made_type(r) : r;
     }
     case Policy::Operator: {

@@ -239,12 +239,17 @@ PyObject* Machine::polyfilled_class(PyTypeObject* type) {
   return name ? PyObject_GetAttrString(polyfills(), name) : nullptr;
 }
 
-bool Machine::refuses_finalizer(PyTypeObject* type) {
+void Machine::remember_finalizer(PyObject* made) {
   static PyObject* name = PyUnicode_InternFromString("__del__");
+  PyTypeObject* type = Py_TYPE(made);
   PyObject* del = type->tp_finalize && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) ? _PyType_Lookup(type, name) : nullptr;
-  if (!del || !PyFunction_Check(del)) return false;
-  graph_break("object-with-finalizer", std::string("making an object of the class ") + type->tp_name);
-  return true;
+  if (del && PyFunction_Check(del) && !find(made)) finalizable.emplace(made, root_instruction);
+}
+
+bool Machine::skips_finalizer(py311::Frame* frame) {
+  PyCodeObject* code = frame->f_code;
+  if (code->co_argcount != 1 || PyUnicode_CompareWithASCIIString(code->co_name, "__del__") != 0) return false;
+  return finalizable.erase(frame->localsplus[0]) > 0 ? broken : broken && !find(frame->localsplus[0]);
 }
 
 }  // namespace kiln::capture

@@ -655,6 +655,11 @@ void Machine::leave_at(int offset, PyObject** sp, py311::Frame* frame) {
 }
 
 void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
+  if (!finalizable.empty()) {
+    root_instruction = finalizable.begin()->second;
+    graph_break("object-with-finalizer", "an object with a __del__ is alive where the captured part ends");
+    return;
+  }
   aten::RecordingPaused no_recording;
   Paused paused_here(*this);
   result.exit.kind = exit.kind;

@@ -317,6 +317,7 @@ PyObject* eval_captured_frame(PyThreadState* tstate, py311::Frame* frame, int th
   Machine& m = *current;
   try {
     if (m.root && !throw_flag && py311::last_instruction(frame) < 0) {
+      if (m.skips_finalizer(frame)) return Py_NewRef(Py_None);
       bool handled = false;
       PyObject* r = m.call_python_special(frame, &handled);
       if (handled) return r;
@@ -410,6 +411,10 @@ CaptureResult Machine::run() {
                             static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
   }
   Py_XDECREF(r);
+  // What is still held goes with the machine; it never was, so that its __del__ is not called (CPython's bit for that).
+  for (const auto& [o, made_at] : finalizable)
+    if (PyObject_IS_GC(o)) reinterpret_cast<uintptr_t*>(o)[-1] |= 1;
+  finalizable.clear();
   if (!internal_error.empty()) {
     PyErr_Clear();
     throw InternalError(internal_error);

@@ -273,9 +273,11 @@ class Machine {
   bool refuses_operator_write(PyObject* function, PyObject* o);
   /// Guards the code and the defaults of a function that is interpreted.
   void guard_function(PyFunctionObject* function);
-  /// Breaks the graph before an object of a class with a __del__ in Python is made: it must die where eager lets it
-  /// die.
-  bool refuses_finalizer(PyTypeObject* type);
+  /// Registers an object with a __del__ in Python that the captured code made: it must die before the captured part
+  /// ends, or else be made in eager.
+  void remember_finalizer(PyObject* made);
+  /// True if the frame is a __del__ that is not to run: its object belongs to an abandoned attempt.
+  bool skips_finalizer(py311::Frame* frame);
   /// The frame of a Python function with a policy of its own; *handled is false if it is to be interpreted.
   PyObject* call_python_special(py311::Frame* frame, bool* handled);
 
@@ -330,7 +332,8 @@ class Machine {
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
-  std::unordered_set<PyObject*> caught;  // exceptions that came to a handler
+  std::unordered_map<PyObject*, int> finalizable;  // alive, with the root's instruction that made it
+  std::unordered_set<PyObject*> caught;            // exceptions that came to a handler
   py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__
   /// The custom function whose backward is being interpreted.
   struct CustomFunction {
