@@ -15,7 +15,8 @@ def rebuild(function, args, state=None):
     """The object that ``__reduce__`` described as ``(function, args, state)``: an iterator at its position, a partial."""
     made = function(*args)
     if state is not None:
-        made.__setstate__(state)
+        setstate = getattr(made, "__setstate__", made.__dict__.update if hasattr(made, "__dict__") else None)
+        setstate(state)
     return made
 
 

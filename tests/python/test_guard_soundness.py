@@ -1,18 +1,24 @@
 """A second call with another argument must not be served by what the first one compiled, wherever the program, or C code
 that it calls, looked at what differs: nested containers, attributes, sizes of tensors in lists, and which object it is."""
 
+import array
 import collections
 import copy
 import dataclasses
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import itertools
 import json
 import math
 import operator
+import re
 import types
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -419,9 +425,95 @@ IDENTITY_CASES = dict(
     sd=(lambda x, a: x * len(a.state_dict()), m1, torch.nn.Linear(2, 2, bias=False)),
     ext=(lambda x, a: x * len(str(a.__class__)), o1, Holder(1)),
 )
+
+
+class Scale(float):
+    pass
+
+
+class Index(int):
+    pass
+
+
+class Tag(str):
+    pass
+
+
+class Kept(dict):
+    def __del__(self):
+        pass
+
+
+def first_of_view(x, a):
+    part = a[:2]
+    part[0] = 5
+    return x * float(part[0])
+
+
+a0, a1 = np.array([0, 1]), np.array([2, 1])
+OBJECT_CASES = dict(
+    f64=(lambda x, a: x * a, np.float64(2), np.float64(3)),
+    f64t=(lambda x, a: x * 2 if type(a) is float else x * 3, 2.0, np.float64(2)),
+    f32=(lambda x, a: a * x + (1 - a), np.float32(0.5), np.float32(0.25)),
+    i64=(lambda x, a: x[:a], np.int64(1), np.int64(2)),
+    i64l=(lambda x, a: x.view(a), [np.int64(2), np.int64(3)], [np.int64(3), np.int64(2)]),
+    bool_=(lambda x, a: x * 2 if a else x * 3, np.bool_(True), np.bool_(False)),
+    str_=(lambda x, a: x * 2 if a == "p" else x * 3, np.str_("p"), np.str_("q")),
+    key=(lambda x, a: x * {np.int64(1): 2, np.int64(2): 3}[a], np.int64(1), np.int64(2)),
+    idx=(lambda x, a: x[a], a0, a1),
+    idxl=(lambda x, a: x[a[0]], [a0], [a1]),
+    tens=(lambda x, a: x[:2] + torch.tensor(a), a0, a1),
+    tensl=(lambda x, a: x[:4] + torch.tensor([*a, *a]), a0, a1),
+    tensn=(lambda x, a: x.view(3, 2) + torch.tensor([a, a, a]), a0, a1),
+    elem=(lambda x, a: x * float(a[0]), a0, a1),
+    summ=(lambda x, a: x + 1 if a.sum() > 2 else x - 1, a0, a1),
+    truth=(lambda x, a: x + 1 if a else x - 1, np.array([1]), np.array([0])),
+    trans=(lambda x, a: x[a.T], a0, a1),
+    large=(lambda x, a: x * float(a[0]), np.zeros(5000), np.ones(5000)),
+    iter=(lambda x, a: x * sum(v for v in a), a0, a1),
+    len=(lambda x, a: x * len(a), a0, np.zeros(3)),
+    fnp=(lambda x, a: torch.from_numpy(a) * 2, a0, a1),
+    ast=(lambda x, a: torch.as_tensor(a) * 2, a0, a1),
+    out=(lambda x, a: (a.__setitem__(0, 7), x * float(a[0]))[1], a0.copy(), a1.copy()),
+    view=(first_of_view, a0.copy(), a1.copy()),
+    subf=(lambda x, a: x * a, Scale(1), Scale(2)),
+    subfl=(lambda x, a: x * sum(a), [Scale(1)], [Scale(2)]),
+    subi=(lambda x, a: x[a], Index(1), Index(2)),
+    subs=(lambda x, a: x * len(a), Tag("a"), Tag("ab")),
+    dec=(lambda x, a: x * float(a), decimal.Decimal(2), decimal.Decimal(3)),
+    dece=(lambda x, a: x * len(str(a)), decimal.Decimal("2.0"), decimal.Decimal("2.00")),
+    frac=(lambda x, a: x * float(a), fractions.Fraction(1, 2), fractions.Fraction(1, 3)),
+    date=(lambda x, a: x * a.toordinal(), datetime.date(2000, 1, 1), datetime.date(2000, 1, 2)),
+    barr=(lambda x, a: x * a[0], bytearray(b"a"), bytearray(b"b")),
+    barrm=(lambda x, a: x * len(a.decode()), bytearray(b"a"), bytearray(b"bb")),
+    memv=(lambda x, a: x * a[0], memoryview(b"a"), memoryview(b"b")),
+    arr=(lambda x, a: x * a[0], array.array("i", [1]), array.array("i", [2])),
+    mapp=(lambda x, a: x * a["k"], types.MappingProxyType({"k": 1}), types.MappingProxyType({"k": 2})),
+    mappg=(lambda x, a: x * a.get("k"), types.MappingProxyType({"k": 1}), types.MappingProxyType({"k": 2})),
+    vals=(lambda x, a: x * sum(a), {"k": 1}.values(), {"k": 2}.values()),
+    valsl=(lambda x, a: x * list(a)[0], {"k": 1}.values(), {"k": 2}.values()),
+    valsi=(lambda x, a: x * sum(v for v in a), {"k": 1}.values(), {"k": 2}.values()),
+    items=(lambda x, a: x * dict(a)["k"], {"k": 1}.items(), {"k": 2}.items()),
+    inn=(lambda x, a: x * 2 if 1 in a else x * 3, {"k": 1}.values(), {"k": 2}.values()),
+    bound=(lambda x, a: x * a("k"), {"k": 1}.get, {"k": 2}.get),
+    kept=(lambda x, a: x * a["k"], Kept(k=1), Kept(k=2)),
+    nspc=(
+        lambda x, a: x * 2 if a == types.SimpleNamespace(k=1) else x * 3,
+        types.SimpleNamespace(k=1),
+        types.SimpleNamespace(k=2),
+    ),
+    exc=(lambda x, a: x * len(str(a)), ValueError("a"), ValueError("ab")),
+    prox=(lambda x, a: x * a.v, weakref.proxy(o1), weakref.proxy(o2)),
+    patt=(lambda x, a: x * 2 if a.match("a") else x * 3, re.compile("a"), re.compile("b")),
+)
 CASES = {
     f"{group}-{name}": case
-    for group, cases in (("nested", NESTED_CASES), ("value", VALUE_CASES), ("identity", IDENTITY_CASES))
+    for group, cases in (
+        ("nested", NESTED_CASES),
+        ("value", VALUE_CASES),
+        ("identity", IDENTITY_CASES),
+        ("object", OBJECT_CASES),
+    )
     for name, case in cases.items()
 }
 
@@ -565,3 +657,47 @@ def test_a_module_with_getattr_is_interpreted():
     assert torch.equal(compiled(X), X * 5)
     module.flag = 6
     assert torch.equal(compiled(X), X * 6)
+def test_arrays_that_change_in_place():
+    table = np.array([0, 1])
+    shared = np.zeros(6, dtype=np.float32)
+
+    def f(x):
+        return x[table] * 2
+
+    def g(x):
+        return x + torch.from_numpy(shared)
+
+    cf, cg = kiln.compile(f), kiln.compile(g)
+    for k in range(3):
+        table[0], shared[:] = k, k
+        assert torch.equal(cf(X), f(X))
+        assert torch.equal(cg(X), g(X))
+
+
+def test_arrays_that_only_become_tensors_are_not_compared():
+    def step(x, batch):
+        return x[: len(batch)] * torch.from_numpy(batch)
+
+    compiled = kiln.compile(step)
+    for k in range(4):
+        batch = np.full(3, k, dtype=np.float32)
+        assert torch.equal(compiled(X, batch), step(X, batch))
+    assert len(compiled._entries) == 1
+
+
+def test_a_numpy_learning_rate():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        (p * p).sum().backward()
+        optimizer.step()
+
+    compiled = kiln.compile(step)
+    for lr in (0.1, 0.2, 0.1):
+        optimizer.param_groups[0]["lr"] = np.float64(lr)
+        with torch.no_grad():
+            p.fill_(1)
+        compiled()
+        assert torch.allclose(p, torch.full((3,), 1 - 2 * lr))

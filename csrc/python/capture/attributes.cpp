@@ -412,7 +412,10 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
         }
         return v;
       }
-      if (!reads_generically(t)) return native();
+      if (!reads_generically(t)) {
+        if (c_state(t) == CState::Other && !reads(o)) return nullptr;
+        return native();
+      }
       py::Ref method;
       PyObject* getattr = _PyType_Lookup(t, names().getattr);
       if (!getattr) return generic_load_attr(o, k, name, missing_ok);

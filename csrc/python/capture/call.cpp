@@ -244,6 +244,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     return call_c(callable, args, nargsf, kwnames);
   if (is_torch_operator(callable)) {
     if (PyObject* number = number_among(args, all)) return specialize(number);
+    if (!reads_arguments(callable, args, all)) return nullptr;
     return torch_call(callable, args, n, kwnames, [&] {
       Paused paused_here(*this);
       return native();
@@ -296,6 +297,10 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
   }
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
+    // Containers keep what they are given; type() and super() ask for no value.
+    const bool keeps = is_container(classify_type(t)) || (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_iternext);
+    for (size_t i = 0; t != &PyType_Type && t != &PySuper_Type && i < count_of(nargsf, kwnames); ++i)
+      if (!reads(args[i], keeps ? -1 : 0)) return nullptr;
     if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) || PyType_IsSubtype(t, &PyFrozenSet_Type))
       for (size_t i = 0; i < count_of(nargsf, kwnames); ++i) pin(args[i], /*values=*/!PyDict_Check(args[i]));
     PyObject* made = after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
@@ -360,6 +365,13 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     const bool stores = policy == Policy::SetAttr || policy == Policy::ObjectSetAttr;
     const bool asks = name == "isinstance" || name == "__instancecheck__";
     if (!keeps && !stores && !asks && policy != Policy::Operator) return specialize(number);
+  }
+  if (policy == Policy::Pure || policy == Policy::Iter || policy == Policy::Next || policy == Policy::Operator ||
+      policy == Policy::Torch || policy == Policy::TensorData) {
+    if (bound && !reads_arguments(callable, &self, 1)) return nullptr;
+    if (!reads_arguments(callable, args, count_of(nargsf, kwnames))) return nullptr;
+    const bool method = bound || Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type;
+    if (method && count > 0 && refuses_method(callable, arg(0))) return nullptr;
   }
   switch (policy) {
     case Policy::Pure:

@@ -52,6 +52,7 @@ struct Known {
   enum class Kind : uint8_t { Plain, Tensor, Shadow, Constant };
   Kind kind = Kind::Plain;
   bool active = false;   // its guard is taken
+  bool read = false;     // Plain: the memory it lends is guarded by what it holds
   bool written = false;  // a shadow that may differ from its original (all are compared on leaving)
   SourcePtr source;
   py::Ref real;
@@ -271,6 +272,23 @@ class Machine {
   bool refuses_c_method(PyObject* c_callable, PyObject* receiver);
   /// As refuses_c_write, for a function of the module operator.
   bool refuses_operator_write(PyObject* function, PyObject* o);
+  // --- objects of C classes that C code reads: c_objects.cpp ---
+  /// How the state in C of an existing object is told: not at all (it has none), by value (guarded when the object is
+  /// seen), by which object it is, by the memory that it lends, or by no guard.
+  enum class CState : uint8_t { None, Value, Fixed, Memory, Other };
+  CState c_state(PyTypeObject* t);
+  /// To be asked where C code reads `o`: guards what it may find, and what it may find in tuples, lists and dicts
+  /// (unless depth is -1). False with a graph break set if no guard can tell.
+  bool reads(PyObject* o, int depth = 0);
+  bool reads_what_it_holds(PyObject* o, int depth);  // iterators and views that were made during the capture
+  /// The same for all arguments of a function of C, the receiver first.
+  bool reads_arguments(PyObject* c_callable, PyObject* const* args, size_t n);
+  /// Breaks the graph where C code would write to an existing object of a C class.
+  bool refuses_write(PyObject* o);
+  /// Breaks the graph where a method of C would read or write what no guard and no effect covers.
+  bool refuses_method(PyObject* c_callable, PyObject* receiver);
+  /// Breaks the graph where `made` shares the memory of the existing `base`: writes to it would go unseen.
+  bool refuses_view(PyObject* base, PyObject* made);
   /// Guards the code and the defaults of a function that is interpreted.
   void guard_function(PyFunctionObject* function);
   /// Registers an object with a __del__ in Python that the captured code made: it must die before the captured part
@@ -384,6 +402,7 @@ class Machine {
   std::unordered_map<SourceKey, SourcePtr, SourceKeyHash> sources_;
   std::unordered_set<SourceKey, SourceKeyHash> guards_taken_;
   std::unordered_map<PyTypeObject*, Class> classes_;
+  std::unordered_map<PyTypeObject*, CState> c_states_;
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {
     size_t operator()(const Pair& p) const noexcept {
@@ -395,6 +414,9 @@ class Machine {
   std::unordered_map<PyObject*, py::Ref> dict_shadows_;  // object -> shadow of its __dict__
   bool is_constant_type(PyTypeObject* t);
 };
+
+/// Scalars of NumPy's that hold a number or a text.
+bool is_numpy_scalar(PyTypeObject* t);
 
 /// Length and (key, value) list of a container as its C base has them, whatever its class overrides.
 Py_ssize_t base_size(PyObject* container);

@@ -12,7 +12,7 @@ int truth(Exec& e, PyObject* o) {
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }
-  return PyObject_IsTrue(o);
+  return e.m.reads(o, -1) ? PyObject_IsTrue(o) : -1;
 }
 
 Flow op_jump_forward(Exec& e, int arg) {
@@ -69,6 +69,7 @@ Flow op_get_iter(Exec& e, int) {
     // Tensor.__iter__ is Python; it warns and unbinds.
     return e.replace_top(PyObject_GetIter(o));
   }
+  if (!e.m.reads(o, -1)) return Flow::Error;
   return e.replace_top(e.m.after_c_call(PyObject_GetIter(o)));
 }
 

@@ -1,4 +1,6 @@
 // Operators, containers, strings, functions, imports and pattern matching.
+#include <string_view>
+
 #include "python/capture/eval.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
@@ -21,7 +23,23 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
   for (size_t i = 0; i < n; ++i) tensor |= py::is_tensor(args[i]);
   if (PyObject* number = m.number_among(args, n); number && tensor)
     return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
-  if (!tensor) return m.after_c_call(f(args));
+  const std::string_view name = op;
+  const bool item = name == "getitem" || name == "setitem";
+  for (size_t i = 0; i < n; ++i) {
+    if (!tensor && item && i == 2) continue;  // what a container is to keep
+    const bool shallow = item && i == 0;      // of a container one element is asked for
+    if (!m.reads(args[i], shallow ? -1 : 0)) return nullptr;
+  }
+  const bool writes = name == "setitem" || (name[0] == 'i' && name != "invert");
+  if (writes && m.refuses_write(args[0])) return nullptr;
+  if (!tensor) {
+    PyObject* r = f(args);
+    if (item && m.refuses_view(args[0], r)) {
+      Py_DECREF(r);
+      return nullptr;
+    }
+    return m.after_c_call(r);
+  }
   return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
 }
 
@@ -126,6 +144,7 @@ Flow op_is_op(Exec& e, int arg) {
 
 Flow op_contains_op(Exec& e, int arg) {
   if (e.m.refuses_iterator(e.top(0))) return Flow::Error;
+  if (!e.m.reads(e.top(0)) || !e.m.reads(e.top(1))) return Flow::Error;
   e.m.pin_lookup(e.top(0), e.top(1));
   const int has = PySequence_Contains(e.top(0), e.top(1));
   if (has < 0) {
@@ -163,6 +182,7 @@ Flow op_store_subscr(Exec& e, int) {
 
 Flow op_delete_subscr(Exec& e, int) {
   if (e.m.refuses_c_write(e.top(1), "__delitem__")) return Flow::Error;
+  if (e.m.refuses_write(e.top(1)) || !e.m.reads(e.top(0))) return Flow::Error;
   if (PyDict_Check(e.top(1))) e.m.pin_lookup(e.top(1), e.top(0));
   if (PyObject_DelItem(e.top(1), e.top(0)) < 0) return Flow::Error;
   e.drop(2);
@@ -243,6 +263,7 @@ Flow op_build_string(Exec& e, int arg) {
 Flow op_format_value(Exec& e, int arg) {
   py::Ref spec = (arg & 4) ? py::Ref::steal(e.pop()) : py::Ref();
   py::Ref value = py::Ref::steal(e.pop());
+  if (!e.m.reads(value.get())) return Flow::Error;
   if (arg & 3) {
     PyObject* (*convert)(PyObject*) = (arg & 3) == 1 ? PyObject_Str : (arg & 3) == 2 ? PyObject_Repr : PyObject_ASCII;
     value = py::Ref::steal(e.m.after_c_call(convert(value.get())));
@@ -277,7 +298,7 @@ Flow op_map_add(Exec& e, int arg) {
 
 Flow op_list_extend(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
-  if (e.m.refuses_iterator(it.get())) return Flow::Error;
+  if (e.m.refuses_iterator(it.get()) || !e.m.reads(it.get(), -1)) return Flow::Error;
   PyObject* none = _PyList_Extend(reinterpret_cast<PyListObject*>(e.top(arg - 1)), it.get());
   if (!none) {
     if (PyErr_ExceptionMatches(PyExc_TypeError) && !Py_TYPE(it.get())->tp_iter && !PySequence_Check(it.get())) {
@@ -292,13 +313,14 @@ Flow op_list_extend(Exec& e, int arg) {
 
 Flow op_set_update(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
-  if (e.m.refuses_iterator(it.get())) return Flow::Error;
+  if (e.m.refuses_iterator(it.get()) || !e.m.reads(it.get(), -1)) return Flow::Error;
   e.m.pin(it.get());
   return _PySet_Update(e.top(arg - 1), it.get()) < 0 ? Flow::Error : Flow::Next;
 }
 
 Flow op_dict_update(Exec& e, int arg) {
   py::Ref update = py::Ref::steal(e.pop());
+  if (!e.m.reads(update.get(), -1)) return Flow::Error;
   e.m.pin(update.get(), /*values=*/false);
   if (PyDict_Update(e.top(arg - 1), update.get()) == 0) return Flow::Next;
   if (PyErr_ExceptionMatches(PyExc_AttributeError))
@@ -308,6 +330,7 @@ Flow op_dict_update(Exec& e, int arg) {
 
 Flow op_dict_merge(Exec& e, int arg) {
   py::Ref update = py::Ref::steal(e.pop());
+  if (!e.m.reads(update.get(), -1)) return Flow::Error;
   if (_PyDict_MergeEx(e.top(arg - 1), update.get(), 2) == 0) return Flow::Next;
   PyObject* function = e.top(arg + 1);
   if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
@@ -354,7 +377,7 @@ Flow op_unpack_ex(Exec& e, int arg) {
   if (exact) arg &= ~(1 << 30);
   const int before = exact ? arg : arg & 0xFF, after = exact ? 0 : arg >> 8;
   py::Ref seq = py::Ref::steal(e.pop());
-  if (e.m.refuses_iterator(seq.get())) return Flow::Error;
+  if (e.m.refuses_iterator(seq.get()) || !e.m.reads(seq.get(), -1)) return Flow::Error;
   if (!Py_TYPE(seq.get())->tp_iter && !PySequence_Check(seq.get())) {
     PyErr_Format(PyExc_TypeError, "cannot unpack non-iterable %.200s object", Py_TYPE(seq.get())->tp_name);
     return Flow::Error;
@@ -475,6 +498,7 @@ Flow op_import_from(Exec& e, int arg) {
 // --- pattern matching ----------------------------------------------------------------------------------------------
 
 Flow op_get_len(Exec& e, int) {
+  if (!e.m.reads(e.top(), -1)) return Flow::Error;
   const Py_ssize_t n = PyObject_Length(e.top());
   if (n < 0) return Flow::Error;
   e.push(PyLong_FromSsize_t(n));
@@ -494,6 +518,7 @@ Flow op_match_sequence(Exec& e, int) {
 Flow op_match_keys(Exec& e, int) {
   PyObject* keys = e.top(0);
   PyObject* subject = e.top(1);
+  if (!e.m.reads(subject, -1)) return Flow::Error;
   const Py_ssize_t n = PyTuple_GET_SIZE(keys);
   py::Ref values = py::Ref::steal(PyTuple_New(n));
   if (!values) return Flow::Error;
@@ -593,6 +618,7 @@ Flow op_call_function_ex(Exec& e, int arg) {
   py::Ref kwargs = (arg & 1) ? py::Ref::steal(e.pop()) : py::Ref();
   py::Ref args = py::Ref::steal(e.pop());
   PyObject* callable = e.top();
+  if (!e.m.reads(args.get(), -1) || (kwargs && !e.m.reads(kwargs.get(), -1))) return Flow::Error;
   if (kwargs && !PyDict_CheckExact(kwargs.get())) {
     py::Ref d = py::Ref::steal(PyDict_New());
     if (!d || _PyDict_MergeEx(d.get(), kwargs.get(), 2) < 0) return Flow::Error;

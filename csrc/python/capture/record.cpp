@@ -90,6 +90,11 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
   } else if (PyComplex_Check(o)) {
     const Py_complex c = PyComplex_AsCComplex(o);
     *out = Arg(std::complex<double>(c.real, c.imag));
+  } else if (is_numpy_scalar(Py_TYPE(o))) {
+    py::Ref number = py::Ref::steal(PyObject_CallMethod(o, "item", nullptr));  // as operators take it
+    if (number && !is_numpy_scalar(Py_TYPE(number.get()))) return to_arg(number.get(), out);
+    PyErr_Clear();
+    return false;
   } else if (PyUnicode_Check(o)) {
     *out = Arg(std::string(PyUnicode_AsUTF8(o)));
   } else if (py::is_tensor(o)) {

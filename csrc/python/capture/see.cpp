@@ -65,7 +65,10 @@ bool Machine::is_constant_type(PyTypeObject* t) {
   return t == &PyLong_Type || t == &PyFloat_Type || t == &PyUnicode_Type || t == &PyBytes_Type ||
          t == &PyComplex_Type || t == &PyBool_Type || t == Py_TYPE(Py_None) || t == &PyRange_Type ||
          t == &PySlice_Type || t == &THPDtypeType || t == &THPDeviceType || t == &THPLayoutType ||
-         t == &THPMemoryFormatType || reinterpret_cast<PyObject*>(t) == names().size_type;
+         t == &THPMemoryFormatType || reinterpret_cast<PyObject*>(t) == names().size_type || is_numpy_scalar(t) ||
+         (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) &&
+          (strcmp(t->tp_name, "decimal.Decimal") == 0 || strcmp(t->tp_name, "datetime.date") == 0 ||
+           strcmp(t->tp_name, "datetime.timedelta") == 0));
 }
 
 Class Machine::classify_type(PyTypeObject* t) {
@@ -151,7 +154,7 @@ std::string Machine::where() {
 void Machine::guard(GK kind, const SourcePtr& source, PyObject* object, uint64_t number, const SourcePtr& other) {
   SourceKey key{static_cast<int>(kind), source.get(), object,
                 static_cast<int64_t>(reinterpret_cast<intptr_t>(other.get()))};
-  if (kind == GK::Equals || kind == GK::Type) key.key = nullptr;
+  if (kind == GK::Equals || kind == GK::Type || kind == GK::Contents) key.key = nullptr;
   if (!guards_taken_.insert(key).second) return;
   Guard g;
   g.kind = kind;
@@ -379,6 +382,7 @@ bool Machine::activate(Known& k) {
           break;
         default:
           guard(GK::Type, k.source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
+          if (classify(o) == Class::Instance && c_state(Py_TYPE(o)) == CState::Value) guard(GK::Equals, k.source, o);
       }
   }
   return true;
@@ -447,7 +451,9 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
       return py::Ref::borrow(v);
     }
     py::Ref stand = py::Ref::steal(stand_in(v, s));
-    if (Known* k = stand ? find(stand.get()) : nullptr; k && k->kind != Known::Kind::Plain)
+    if (Known* k = stand ? find(stand.get()) : nullptr;
+        k &&
+        (k->kind != Known::Kind::Plain || (classify(v) == Class::Instance && c_state(Py_TYPE(v)) == CState::Value)))
       inner.push_back(py::Ref::borrow(stand.get()));
     return stand;
   };

@@ -159,6 +159,8 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     return graph_break("tensor-constructor", std::string("torch.") + name + " of tensors");
   }
   if (method) return graph_break("tensor-constructor", "new_tensor");
+  if (all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant)
+    return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
   py::Ref made;
   {
     Paused paused_here(*this);
@@ -168,6 +170,8 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   }
   if (!made) return nullptr;
   const at::Tensor t = THPVariable_Unpack(made.get());
+  // An array, or a scalar of NumPy's, cannot be written into an fx graph.
+  if (all > 0 && PyObject_CheckBuffer(args[0])) torch_level_ok = false;
   if (!aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
   return torch_call(callable, args, n, kwnames, [&] { return THPVariable_Wrap(aten::record_constant(trace, t)); });

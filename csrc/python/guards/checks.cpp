@@ -4,6 +4,7 @@
 
 #include "aten/convert.h"
 #include "python/cpython/tensor.h"
+#include "python/guards/contents.h"
 #include "python/guards/text.h"
 #include "python/pch.h"
 
@@ -109,20 +110,24 @@ bool has_gradient_hooks(PyObject* o) {
 
 bool same_constant(PyObject* a, PyObject* b) {
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (PyFloat_CheckExact(a)) {
+  // Checks of base classes: with the types equal, what a derived class adds is not its value.
+  if (PyFloat_Check(a)) {
     const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
     return std::memcmp(&x, &y, sizeof x) == 0;
   }
   if (a == b) return true;
-  if (PyLong_CheckExact(a)) {
+  if (PyLong_Check(a)) {
     const Py_ssize_t n = Py_SIZE(a);
     if (n != Py_SIZE(b)) return false;
     const auto* x = reinterpret_cast<PyLongObject*>(a);
     const auto* y = reinterpret_cast<PyLongObject*>(b);
     return std::memcmp(x->ob_digit, y->ob_digit, static_cast<size_t>(n < 0 ? -n : n) * sizeof(digit)) == 0;
   }
-  if (PyUnicode_CheckExact(a)) return PyUnicode_Compare(a, b) == 0;
-  if (PyComplex_CheckExact(a)) {
+  if (PyUnicode_Check(a)) return PyUnicode_Compare(a, b) == 0;
+  if (PyBytes_Check(a))
+    return Py_SIZE(a) == Py_SIZE(b) &&
+           std::memcmp(PyBytes_AS_STRING(a), PyBytes_AS_STRING(b), static_cast<size_t>(Py_SIZE(a))) == 0;
+  if (PyComplex_Check(a)) {
     const Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
     return std::memcmp(&x, &y, sizeof x) == 0;
   }
@@ -150,7 +155,13 @@ bool same_constant(PyObject* a, PyObject* b) {
     }
     return true;
   }
+  if (PyObject_CheckBuffer(a)) return same_contents(a, b);  // NumPy's scalars
   if (Py_TYPE(a)->tp_flags & Py_TPFLAGS_HEAPTYPE) return false;
+  if (strcmp(Py_TYPE(a)->tp_name, "decimal.Decimal") == 0) {  // 1.0 == 1.00, but they are not alike
+    py::Ref x = py::Ref::steal(PyObject_Str(a)), y = py::Ref::steal(PyObject_Str(b));
+    if (!x || !y) PyErr_Clear();
+    return x && y && PyUnicode_Compare(x.get(), y.get()) == 0;
+  }
   py::Ref r = py::Ref::steal(PyObject_RichCompare(a, b, Py_EQ));
   if (!r) {
     PyErr_Clear();

@@ -53,6 +53,9 @@ std::string Guard::text() const {
     case Kind::Equals:
       t = s + " == " + v;
       break;
+    case Kind::Contents:
+      t = "contents(" + s + ") unchanged";
+      break;
     case Kind::Length:
       t = "len(" + s + ") == " + std::to_string(number);
       break;

@@ -13,8 +13,10 @@ struct Guard {
     Type,  // type(source) is `object`, and that type's version tag is unchanged (class attributes are as they were)
     ClassVersion,  // source is the class `object`, and its version tag is unchanged (an attribute was read through it)
     Is,        // source is `object` (None, True, functions, types, modules, nn.Module instances where identity matters)
-    Equals,    // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex,
-               // dtype and other immutable constants, and tuples/frozensets of them
+    Equals,    // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex
+               // and classes derived from them, NumPy's scalars, dtype and other immutable constants, and
+               // tuples/frozensets of them
+    Contents,  // source lends memory (an array, a bytearray) that holds what contents_of() gave as `object`
     Length,    // len of a list, tuple, dict, set or deque is `number`
     DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
     DictHas,   // dict has key `object`

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
+#include "python/guards/contents.h"
 #include "python/guards/text.h"
 
 namespace kiln::guards {
@@ -249,7 +250,10 @@ int64_t length_of(PyObject* o) {
   if (PyDict_Check(o)) return PyDict_GET_SIZE(o);
   if (PyAnySet_Check(o)) return PySet_GET_SIZE(o);
   if (is_deque(o)) return PySequence_Size(o);
-  return -1;
+  if (!PyObject_CheckBuffer(o)) return -1;
+  const Py_ssize_t n = PyObject_Size(o);  // of an array or its like
+  if (n < 0) PyErr_Clear();
+  return n;
 }
 
 bool lacks_attribute(PyObject* o, PyObject* name) {
@@ -286,6 +290,8 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return value == g.object.get() && same_function(i);
     case Guard::Kind::Equals:
       return same_constant(value, g.object.get());
+    case Guard::Kind::Contents:
+      return has_contents(value, g.object.get());
     case Guard::Kind::Length:
       return length_of(value) == static_cast<int64_t>(g.number);
     case Guard::Kind::DictKeys:
