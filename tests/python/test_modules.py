@@ -273,3 +273,55 @@ def test_state_written_in_forward():
             assert_same(compiled(X), reference(X))
         assert (net.calls, net.history) == (3, reference.history)
         assert_same(net.last, reference.last)
+
+
+def test_compiled_parts_are_captured_through():
+    net = Net()
+    plain = copy.deepcopy(net)
+    net.body = kiln.compile(net.body)
+    kiln.compile_in_place(net.head)
+    doubled = kiln.compile(lambda x: x * 2)
+
+    def f(x, n):
+        return doubled(n(x))
+
+    assert kiln.explain(f)(X, net).graph_break_count == 0
+    plain(X)  # the statistics move
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        assert_same(compiled(X, net), plain(X) * 2)
+    assert_same(net.body[1].running_mean, plain.body[1].running_mean)
+    with torch.no_grad():
+        net.head.weight.mul_(2), plain.head.weight.mul_(2)
+    assert_same(compiled(X, net), plain(X) * 2)
+
+
+def test_compiled_parts_keep_their_own_backend():
+    counter = CompileCounter()
+    inner = kiln.compile(lambda x: x * 2, backend=counter)
+    assert_same(kiln.compile(lambda x: inner(x + 1) + 1)(X), (X + 1) * 2 + 1)
+    assert counter.frame_count == 1
+
+
+def test_writes_through_a_wrapper_show_on_the_module():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x):
+            self.count += 1
+            return x * self.count
+
+    module = Counts()
+    wrapper = kiln.compile(module)
+
+    def f(x):
+        y = wrapper(x)
+        wrapper.count += 10
+        return y + module.count + module(x)
+
+    compiled = kiln.compile(f)
+    assert_same(compiled(X), X + 11 + X * 12)
+    assert module.count == wrapper.count == 12
+    assert_same(compiled(X), X * 13 + 23 + X * 24)

@@ -182,7 +182,13 @@ bool Machine::store_cell(PyObject* cell, PyObject* value) {
 // --- reading attributes
 // ------------------------------------------------------------------------------------------------
 
+PyObject* Machine::dict_owner(PyObject* o) {
+  PyObject** slot = _PyObject_GetDictPtr(o);
+  return slot && *slot ? dict_owners_.try_emplace(*slot, o).first->second : o;
+}
+
 PyObject* Machine::instance_dict(PyObject* o) {
+  if (find_plain(o)) o = dict_owner(o);
   Known* k = find_plain(o);
   if (PyType_Check(o)) return load_type_attr(o, k, names().dict, false);
   if (Known* tensor = k ? nullptr : find(o); tensor && tensor->kind == Known::Kind::Tensor)
@@ -211,6 +217,8 @@ PyObject* Machine::instance_dict(PyObject* o) {
 
 PyObject* Machine::load_instance_attr(PyObject* o, Known* k, PyObject* name, bool* found) {
   *found = false;
+  o = dict_owner(o);
+  k = find(o);
   if (!dict_shadows_.empty()) {
     auto it = dict_shadows_.find(o);
     if (it != dict_shadows_.end()) {
@@ -449,6 +457,8 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
 
 PyObject* Machine::load_nn_module_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok) {
   PyObject* const stores[] = {names().parameters, names().buffers, names().modules};
+  o = dict_owner(o);
+  k = find(o);
   for (PyObject* store : stores) {
     bool found = false;
     // Look into the store without making a shadow of all of it, if nothing has written there.
@@ -591,6 +601,10 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
       return false;
     }
   }
+  if (plain && !(descr && Py_TYPE(descr)->tp_descr_set)) {
+    o = dict_owner(o);
+    k = find(o);
+  }
   auto it = dict_shadows_.find(o);
   if (it != dict_shadows_.end()) {
     if (value) return PyDict_SetItem(it->second.get(), name, value) == 0;
@@ -668,6 +682,7 @@ bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
 bool Machine::is_plain_module_write(PyObject* o, PyObject* name, PyObject* value) {
   // nn.Module.__setattr__ ends in object.__setattr__ for plain values under names that no store holds.
   if (!is_constant(value) && classify(value) != Class::List && classify(value) != Class::Dict) return false;
+  o = dict_owner(o);
   PyObject** slot = _PyObject_GetDictPtr(o);
   PyObject* dict = slot ? *slot : nullptr;
   if (!dict || dict_shadows_.count(o)) return false;

@@ -250,8 +250,21 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
       return native();
     });
   }
+  if (options.look_through && options.look_through(callable)) {
+    static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
+    py::Ref wrapped = py::Ref::steal(load_attr(callable, wrapped_name));
+    if (!wrapped) return nullptr;
+    if (Known* k = find_plain(callable)) guard(Guard::Kind::Is, k->source, callable);
+    return call(wrapped.get(), args, nargsf, kwnames);
+  }
   // An instance with __call__ in Python comes back through the hook.
   PyObject* method = _PyType_Lookup(t, names().call);
+  if (method && Py_TYPE(method) == &PyStaticMethod_Type) {
+    py::Ref function = py::Ref::steal(PyObject_GetAttrString(method, "__func__"));
+    if (!function) return nullptr;
+    if (classify(function.get()) == Class::Instance) remember_constant(function.get());
+    return call(function.get(), args, nargsf, kwnames);
+  }
   if (method && PyFunction_Check(method)) {
     py::Ref hold = py::Ref::borrow(method);
     return prepend(method, callable);

@@ -1,6 +1,7 @@
 #pragma once
 #include <Python.h>
 
+#include <functional>
 #include <memory>
 #include <unordered_set>
 #include <vector>
@@ -36,6 +37,11 @@ struct CaptureResult {
 /// Options of one kiln.compile call that capture needs.
 struct CaptureOptions {
   bool fullgraph = false;
+  /// The graph goes to a backend that takes torch.fx graphs of the user's calls: these have no node for autograd's own.
+  bool for_fx = false;
+  /// The function, or bound method, that a call of an object which is compiled already stands for: null if it is no
+  /// such object, or one that must keep to its own backend and options.
+  std::function<PyObject*(PyObject*)> look_through;
   /// Offsets (root code) at which an earlier attempt found that it must break; capture breaks there at once.
   std::unordered_set<int> break_at;
   /// Sources (as text) of floats that become inputs of the graph, if the program needs no more than arithmetic of them.

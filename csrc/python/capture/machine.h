@@ -166,6 +166,8 @@ class Machine {
   /// The instance's own attribute `name` (its __dict__ and what was written over it). New reference; null without an
   /// error if it has none.
   PyObject* load_instance_attr(PyObject* o, Known* k, PyObject* name, bool* found);
+  /// The first object met that has the same __dict__ object as `o`: what is written on one shows on all.
+  PyObject* dict_owner(PyObject* o);
   PyObject* instance_dict(PyObject* o);  // o.__dict__ as the program may see it
   PyObject* load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing = false);
   bool store_global(PyObject* globals, PyObject* name, PyObject* value);
@@ -411,7 +413,8 @@ class Machine {
   };
   std::unordered_map<Pair, py::Ref, PairHash> globals_seen_, attributes_seen_;
   std::unordered_map<PyObject*, bool> trusted_;
-  std::unordered_map<PyObject*, py::Ref> dict_shadows_;  // object -> shadow of its __dict__
+  std::unordered_map<PyObject*, PyObject*> dict_owners_;  // by __dict__
+  std::unordered_map<PyObject*, py::Ref> dict_shadows_;   // object -> shadow of its __dict__
   bool is_constant_type(PyTypeObject* t);
 };
 

@@ -168,6 +168,14 @@ PyTypeObject* compiled_type() {
   return type;
 }
 
+PyObject* original_of(PyObject* callable, const Config& config) {
+  PyTypeObject* type = compiled_type();
+  if (!type || Py_TYPE(callable) != type) return nullptr;
+  const Config& own = *as_compiled(callable)->impl->config;
+  const bool plain = !own.backend && !own.fullgraph && own.options.empty();
+  return &own == &config || plain ? as_compiled(callable)->wrapped : nullptr;
+}
+
 py::Ref make_compiled(PyObject* target, ConfigPtr config) {
   PyObject* function = target;
   PyObject* self = nullptr;

@@ -13,6 +13,10 @@ PyTypeObject* compiled_type();
 /// them. Throws UserError for anything else, py::PythonError.
 py::Ref make_compiled(PyObject* target, ConfigPtr config);
 
+/// What such a callable compiles, if a capture under `config` may run it in place of the callable: it asks for no
+/// backend or options of its own, or for the same. Borrowed; null otherwise, and for other objects.
+PyObject* original_of(PyObject* callable, const Config& config);
+
 /// What `make_disabled` and `make_run` return: kiln._C.ModeCallable. They call `target` with nothing compiled
 /// (recursive: in all that it calls; else only its own frame), or with only what is compiled already.
 PyTypeObject* mode_type();

@@ -13,6 +13,7 @@
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
 #include "python/frame/bytecode/code.h"
+#include "python/frame/callable.h"
 #include "python/frame/errors.h"
 #include "python/frame/hook.h"
 #include "python/frame/records.h"
@@ -237,6 +238,8 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.fullgraph = config.fullgraph;
     if (!config.backend) options.changing_floats = &cache.changing_floats;
     options.constant_floats = cache.constant_floats;
+    options.for_fx = static_cast<bool>(config.backend);
+    options.look_through = [&](PyObject* o) { return original_of(o, config); };
     const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
     cache.constant_floats = result.constant_floats;
