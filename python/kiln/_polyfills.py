@@ -225,3 +225,24 @@ def _single_tensor_adam(
 
 # The fused kernel computes the same update.
 _fused_adam = _single_tensor_adam
+
+
+def record_function___init__(self, name, args=None):
+    """torch.autograd.profiler.record_function.__init__."""
+    self.name, self.args = name, args
+    self.run_callbacks_on_exit = True
+    self.record = self._cupti_monitor_external_id = None
+
+
+def record_function___enter__(self):
+    """torch.autograd.profiler.record_function.__enter__: the label is left out. Should the block be left in eager, after
+    a graph break, there is nothing to end."""
+    self.run_callbacks_on_exit = False
+    return self
+
+
+def record_function___exit__(self, exc_type, exc_value, traceback):
+    """torch.autograd.profiler.record_function.__exit__."""
+    if self.record is not None:  # entered in eager
+        return NotImplemented
+    self.run_callbacks_on_exit = True

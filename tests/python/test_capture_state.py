@@ -436,3 +436,71 @@ def test_deques_are_read_and_written():
     compiled = kiln.compile(lambda x, d: x * sum(d), fullgraph=True)
     for items in ([1, 2], [1, 3], [1, 2, 3]):
         assert_same(compiled(X, collections.deque(items)), X * sum(items))
+
+
+def test_a_break_inside_a_profiler_label():
+    class Holder:
+        pass
+
+    Holder.value = torch.sparse_coo_tensor([[0]], [1.0], (3,))
+    made_before = torch.autograd.profiler.record_function("before")
+
+    def f(x):
+        with torch.autograd.profiler.record_function("label"):
+            Holder.value.requires_grad  # noqa: B018  (breaks the graph before any operator)
+        with made_before:
+            x = x * 2
+            kiln.graph_break()
+        return x + 1
+
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        assert_same(compiled(X), f(X))
+
+
+def test_sparse_gradients_are_zeroed():
+    def run(wrap):
+        torch.manual_seed(0)
+        embedding = torch.nn.Embedding(7, 3, sparse=True)
+        optimizer = torch.optim.SparseAdam(list(embedding.parameters()), 0.1)
+
+        @wrap
+        def step(i):
+            optimizer.zero_grad()
+            loss = embedding(i).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return [step(torch.tensor([1, 2])) for _ in range(3)], embedding.weight.detach()
+
+    assert_same(run(kiln.compile), run(lambda f: f))
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(
+    "name", ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+)
+def test_every_optimizer_steps(name, foreach):
+    def run(wrap):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+        optimizer = getattr(torch.optim, name)([p], lr=0.01, foreach=foreach)
+        step = wrap(optimizer.step)
+        for k in range(4):
+            p.grad = torch.linspace(1, 2, 4) * (k + 1)
+            step()
+        return p.detach()
+
+    assert_same(run(kiln.compile), run(lambda f: f))
+
+
+def test_padded_sequences_in_an_encoder():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1).eval()
+    x = torch.randn(2, 5, 8)
+    padding = torch.tensor([[False] * 4 + [True]] * 2)
+    compiled = kiln.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_same(compiled(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding))

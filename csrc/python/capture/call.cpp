@@ -1,4 +1,7 @@
 // Calls: Python functions come back through the frame hook; C functions by their policy.
+#include <algorithm>
+#include <string_view>
+
 #include "aten/fake.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
@@ -54,6 +57,26 @@ std::vector<PyObject*> positional_arguments(py311::Frame* frame, int* rest) {
     out.insert(out.end(), &PyTuple_GET_ITEM(more, 0), &PyTuple_GET_ITEM(more, 0) + PyTuple_GET_SIZE(more));
   }
   return out;
+}
+
+/// What torch.compiler.is_compiling() says to the code of `caller`: yes, but not where PyTorch's own code computes
+/// something else then, or refuses to.
+bool tells_compiling(const py311::Frame* caller) {
+  const auto in = [](const py311::Frame* f, std::string_view file) {
+    return f && std::string_view(PyUnicode_AsUTF8(f->f_code->co_filename)).find(file) != std::string_view::npos;
+  };
+  const auto named = [](const py311::Frame* f, const char* name) {
+    return strcmp(PyUnicode_AsUTF8(f->f_code->co_name), name) == 0;
+  };
+  if (in(caller, "/torch/nn/modules/module.py")) return true;
+  if (in(caller, "/torch/nn/modules/") || in(caller, "/torch/nn/functional.py") ||
+      in(caller, "/torch/autograd/graph.py"))
+    return false;
+  // Optimizers keep their step counters in tensors then; this one gives such a tensor to an operator that takes
+  // numbers.
+  if (in(caller, "/torch/optim/optimizer.py") && named(caller, "_get_value"))
+    return !in(caller->previous, "/torch/optim/adamax.py");
+  return true;
 }
 
 PyObject* self_of(PyObject* callable) {
@@ -505,6 +528,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_run_backward(callable, args, nargsf, kwnames);
     case Policy::Break:
       return graph_break("call-that-breaks", "a call of " + describe(callable));
+    case Policy::IsCompiling:
     case Policy::Polyfill:
     case Policy::Defer:
     case Policy::Interpret:
@@ -573,6 +597,8 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
       return Py_NewRef(Py_True);
     case Policy::False:
       return Py_NewRef(Py_False);
+    case Policy::IsCompiling:
+      return PyBool_FromLong(tells_compiling(ts->cframe->current_frame));
     case Policy::Polyfill:
       return call_polyfill(frame, handled);
     case Policy::CustomFunction:
@@ -660,7 +686,9 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
 
 PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
   PyCodeObject* code = frame->f_code;
-  py::Ref f = py::Ref::steal(PyObject_GetAttr(polyfills(), code->co_name));
+  std::string name = PyUnicode_AsUTF8(code->co_qualname);
+  std::replace(name.begin(), name.end(), '.', '_');
+  py::Ref f = py::Ref::steal(PyObject_GetAttrString(polyfills(), name.c_str()));
   if (!f) return nullptr;
   const int positional = code->co_argcount, keywords = code->co_kwonlyargcount;
   py::Ref args = py::Ref::steal(PyTuple_New(positional)), kwargs = py::Ref::steal(PyDict_New());

@@ -19,6 +19,7 @@ enum class Policy : unsigned char {
   SkipSelf,
   True,
   False,
+  IsCompiling,
   Iter,
   Next,
   Operator,
