@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.fx.passes.graph_drawer import FxGraphDrawer
 
+import kiln
 from kiln import _C
+from kiln.testing import assert_same
 
 ATEN = """graph joint {
   input %primals_1 : f32[2, 3]
@@ -112,3 +114,86 @@ def test_torch_level_graph_reads_as_users_expect(capsys):
     dot = FxGraphDrawer(gm, "g").get_dot_graph().to_string()
     assert "linear" in dot and "float32" in dot
     gm.graph.lint()
+
+
+def no_grad_in_place(x, w):
+    with torch.no_grad():
+        w.add_(x)
+    return w * 2
+
+
+def no_grad_value(x, w):
+    with torch.no_grad():
+        y = x * w
+        with torch.enable_grad():
+            z = w * 3
+    return y + z + w * 0
+
+
+def grad_left_off(x, w):
+    y = x * w
+    torch.set_grad_enabled(False)
+    try:
+        z = x * w
+    finally:
+        torch.set_grad_enabled(True)
+    return y + z
+
+
+def autocast_part(x, w):
+    y = x.view(1, 2) @ w.view(2, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = x.view(1, 2) @ w.view(2, 1)
+        with torch.autocast("cpu", enabled=False):
+            u = x.view(1, 2) @ w.view(2, 1)
+    return y, z, u
+
+
+def calls_backward(x, w):
+    w.grad = None
+    loss = (w * x).sum()
+    loss.backward()
+    return loss.detach() * 2
+
+
+def takes_gradient(x, w):
+    (g,) = torch.autograd.grad((w * w * x).sum(), w)
+    return g * w
+
+
+def distances(x, w):
+    return torch.cdist(x[None], w[None]), torch.einsum("i,j->ij", x, w), torch.norm(x * w)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "program",
+    [no_grad_in_place, no_grad_value, grad_left_off, autocast_part, calls_backward, takes_gradient, distances],
+)
+def test_modes_and_gradients_for_backends(program, backend):
+    def run(function):
+        x, w = torch.tensor([2.0, 3.0]), torch.nn.Parameter(torch.tensor([1.0, 5.0]))
+        out = []
+        for _ in range(2):
+            result = function(x, w)
+            roots = [r for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad]
+            if roots:
+                sum(r.sum().float() for r in roots).backward()
+            out += [result, w.grad, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+        return out
+
+    assert_same(run(program), run(kiln.compile(program, backend=backend)))
+
+
+def test_a_failing_graph_leaves_no_mode_behind():
+    def backend(gm, example_inputs):
+        def run(*args):
+            gm(*args)
+            torch.set_grad_enabled(False)
+            raise RuntimeError("no")
+
+        return run
+
+    with pytest.raises(RuntimeError, match="no"):
+        kiln.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
+    assert torch.is_grad_enabled()

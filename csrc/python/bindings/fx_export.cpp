@@ -7,6 +7,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/modes.h"
 #include "aten/schema.h"
 #include "python/bindings/fx.h"
 #include "python/pch.h"
@@ -28,7 +29,7 @@ pb::object dtype_object(DType t) { return borrow(torch::getTHPDtype(aten::scalar
 /// Builds one torch.fx.Graph. Holds Python objects; lives under the GIL.
 class Exporter {
  public:
-  Exporter(const Graph& g, const std::vector<py::Ref>& targets) : g_(g), targets_(targets) {
+  Exporter(const Graph& g, const std::vector<py::Ref>& targets, bool modes) : g_(g), targets_(targets), modes_(modes) {
     fx_ = pb::module_::import("torch.fx");
     operator_ = pb::module_::import("operator");
     metadata_ = pb::module_::import("torch.fx.passes.shape_prop").attr("TensorMetadata");
@@ -39,9 +40,12 @@ class Exporter {
     for (const auto& node : g_.nodes()) {
       if (node->kind == NodeKind::Placeholder)
         placeholder(*node);
-      else
+      else {
+        if (modes_) set_modes(node->grad_enabled, node->autocast);
         call(*node);
+      }
     }
+    if (modes_) set_modes(start_.grad, start_autocast());
     for (const graph::Mutation& m : g_.mutations()) {
       pb::object copy = aten_overload("aten::copy_");
       graph_.attr("call_function")(copy, pb::make_tuple(value(m.input), value(m.value)));
@@ -175,6 +179,30 @@ class Exporter {
     return known;
   }
 
+  // --- modes ---
+  DType start_autocast() const { return start_.autocast ? aten::dtype_of(start_.autocast_dtype) : DType::Opaque; }
+
+  /// Nodes that put grad mode and the CPU's autocast into the state that the next call was captured in.
+  void set_modes(bool grad, DType autocast) {
+    const pb::object torch = pb::module_::import("torch");
+    if (grad != grad_) {
+      graph_.attr("call_function")(torch.attr("_C").attr("_set_grad_enabled"), pb::make_tuple(grad));
+      grad_ = grad;
+    }
+    if (autocast == autocast_) return;
+    const pb::object amp = torch.attr("amp").attr("autocast_mode");
+    if (entered_) graph_.attr("call_function")(amp.attr("_exit_autocast"), pb::make_tuple(entered_));
+    entered_ = pb::object();
+    if (autocast != start_autocast()) {
+      const bool on = autocast != DType::Opaque;
+      // Without the cache of casts: it outlives the block if there is an autocast around the call.
+      entered_ = graph_.attr("call_function")(
+          amp.attr("_enter_autocast"),
+          pb::make_tuple("cpu", on ? dtype_object(autocast) : pb::object(pb::none()), on, false));
+    }
+    autocast_ = autocast;
+  }
+
   // --- nodes ---
   pb::object create(const char* kind, const pb::object& target, const pb::tuple& args, const pb::dict& kwargs,
                     const Node& n) {
@@ -281,6 +309,11 @@ class Exporter {
 
   const Graph& g_;
   const std::vector<py::Ref>& targets_;
+  const bool modes_;         // the graph was captured: its calls have modes
+  const aten::Modes start_;  // where the graph will be called
+  bool grad_ = start_.grad;
+  DType autocast_ = start_autocast();
+  pb::object entered_;  // the autocast that is on
   pb::object fx_, operator_, metadata_, graph_;
   std::unordered_map<const Node*, pb::object> nodes_;
   std::unordered_map<Value, pb::object> items_;
@@ -288,9 +321,9 @@ class Exporter {
 };
 
 /// Python exceptions leave as py::PythonError, with the exception set.
-py::Ref export_graph(const Graph& g, const std::vector<py::Ref>& targets) {
+py::Ref export_graph(const Graph& g, const std::vector<py::Ref>& targets, bool modes) {
   try {
-    return py::Ref::steal(Exporter(g, targets).run().release().ptr());
+    return py::Ref::steal(Exporter(g, targets, modes).run().release().ptr());
   } catch (pb::error_already_set& e) {
     e.restore();
   } catch (python_error& e) {
@@ -301,8 +334,8 @@ py::Ref export_graph(const Graph& g, const std::vector<py::Ref>& targets) {
 
 }  // namespace
 
-py::Ref to_fx(const Graph& g, const std::vector<py::Ref>& targets) { return export_graph(g, targets); }
+py::Ref to_fx(const Graph& g, const std::vector<py::Ref>& targets) { return export_graph(g, targets, /*modes=*/true); }
 
-py::Ref aten_to_fx(const Graph& g) { return export_graph(g, {}); }
+py::Ref aten_to_fx(const Graph& g, bool modes) { return export_graph(g, {}, modes); }
 
 }  // namespace kiln::bindings

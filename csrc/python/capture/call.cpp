@@ -27,15 +27,16 @@ std::string describe(PyObject* callable) {
   return s;
 }
 
-/// Functions of torch.nn.functional are one node at torch level, whatever they call.
+/// Functions of torch.nn.functional and torch.functional are one node at torch level, whatever they call.
 bool is_functional_leaf(PyObject* f) {
   static auto* known = new std::unordered_map<PyObject*, bool>();  // by code object, which is kept
   auto* function = reinterpret_cast<PyFunctionObject*>(f);
   auto it = known->find(function->func_code);
   if (it != known->end()) return it->second;
   PyObject* module = function->func_module;
-  const bool leaf = module && PyUnicode_Check(module) && strcmp(PyUnicode_AsUTF8(module), "torch.nn.functional") == 0 &&
-                    PyUnicode_READ_CHAR(function->func_name, 0) != '_';
+  const bool leaf = module && PyUnicode_Check(module) && PyUnicode_READ_CHAR(function->func_name, 0) != '_' &&
+                    (strcmp(PyUnicode_AsUTF8(module), "torch.nn.functional") == 0 ||
+                     strcmp(PyUnicode_AsUTF8(module), "torch.functional") == 0);
   Py_INCREF(function->func_code);
   (*known)[function->func_code] = leaf;
   return leaf;

@@ -32,6 +32,13 @@ std::string input_name(const std::string& path) {
 }
 }  // namespace
 
+/// The modes of a torch-level call, as they are now.
+static void set_modes(graph::Node& node) {
+  const aten::Modes now;
+  node.grad_enabled = now.grad;
+  node.autocast = now.autocast ? aten::dtype_of(now.autocast_dtype) : DType::Opaque;
+}
+
 /// A parameter or buffer, read from its module.
 static bool is_module_state(const guards::Source& s) {
   if (s.kind != guards::Source::Kind::DictItem || !s.base || s.base->kind != guards::Source::Kind::DictItem)
@@ -166,7 +173,7 @@ bool Machine::record_torch_level(PyObject* target, PyObject* const* args, size_t
   graph::Node* node = torch_level->add_call(target_op(target), std::move(list), std::move(metas), hint);
   node->kwargs = std::move(kwargs);
   node->returns_list = sequence;
-  node->grad_enabled = at::GradMode::is_enabled();
+  set_modes(*node);
   if (trace.stack_trace) node->stack = trace.stack_trace();
   uint32_t i = 0;
   for (PyObject* o : tensors) {
@@ -192,6 +199,7 @@ void Machine::mirror_node(graph::Node& traced) {
   if (!torch_level_ok) return;
   graph::Node* node = torch_level->add_call(traced.op, std::move(args), traced.results);
   node->returns_list = traced.returns_list;
+  set_modes(*node);
   node->stack = traced.stack;
   for (uint32_t i = 0; i < traced.results.size(); ++i) to_torch[traced.out(i)] = node->out(i);
   ++result.num_ops;

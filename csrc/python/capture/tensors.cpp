@@ -104,6 +104,10 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
     if (!ensure_grad(o, false)) return false;
     const at::Tensor x = THPVariable_Unpack(o);
     if (!x.grad().defined() && value == Py_None) return true;
+    if (options.for_fx) {
+      graph_break("autograd", "a write of .grad, in a graph for a backend that takes fx graphs");
+      return false;
+    }
     const graph::Value v = trace.value_of(x);
     if (!v) {
       graph_break("autograd", "a write of .grad of an unknown tensor");
@@ -178,6 +182,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
 }
 
 PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (options.for_fx) return graph_break("autograd", "a backward, in a graph for a backend that takes fx graphs");
   static const char* kNames[] = {"tensors", "grad_tensors",      "keep_graph",     "create_graph",
                                  "inputs",  "allow_unreachable", "accumulate_grad"};
   PyObject* a[7] = {};

@@ -1,5 +1,8 @@
 #include "python/frame/hook.h"
 
+#include <optional>
+
+#include "aten/modes.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
@@ -85,6 +88,12 @@ PyObject* call_plainly(const Target& t, const guards::Call& call) {
   return PyObject_Vectorcall(function.get(), args.data(), count, kwnames.get());
 }
 
+/// Puts the thread's modes back as they were.
+struct ModesScope {
+  ~ModesScope() { before.restore(); }
+  aten::Modes before;
+};
+
 /// The graph's outputs for the inputs `values`. Lets go of what the guards fetched once the inputs are held otherwise.
 GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& owned) {
   GraphOutputs out;
@@ -107,8 +116,9 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     }
   } else if (entry.python_graph) {
     out.python = true;
-    // The backend's own Python code is not to be compiled.
+    // The backend's own Python code is not to be compiled, and what modes it sets end with it.
     Scoped<ConfigPtr> quiet(mode().config, nullptr);
+    const ModesScope modes;
     std::vector<py::Ref> held;
     for (size_t i = 0; i < entry.num_inputs; ++i) held.push_back(py::Ref::borrow(values[i]));
     std::vector<PyObject*> args(values, values + entry.num_inputs);
