@@ -657,6 +657,8 @@ def test_a_module_with_getattr_is_interpreted():
     assert torch.equal(compiled(X), X * 5)
     module.flag = 6
     assert torch.equal(compiled(X), X * 6)
+
+
 def test_arrays_that_change_in_place():
     table = np.array([0, 1])
     shared = np.zeros(6, dtype=np.float32)

@@ -12,10 +12,10 @@
 #include "python/frame/errors.h"
 #include "python/frame/resume.h"
 #include "python/frame/skip.h"
+#include "python/frame/turn.h"
 #include "python/pch.h"
 
 namespace kiln::frame {
-#include "python/frame/turn.h"
 namespace {
 
 int hook_depth = 0;                       // under the GIL
