@@ -143,6 +143,15 @@ void share_places(Plan& plan) {
       });
       return one ? index : std::nullopt;
     };
+    // Nothing is loaded from a place after the result is stored there.
+    const auto loaded_before = [&](BufferId in, BufferId out) {
+      bool stored = false, before = true;
+      for (ValueId id : k.nest.stages[0].body) {
+        stored |= k.nest.insts[id].buffer == out;
+        before &= !(stored && k.nest.insts[id].buffer == in);
+      }
+      return before;
+    };
     std::vector<BufferId> taken;
     for (KernelArg& out : k.args) {
       if (!out.written || out.read || !is_temp(out.buffer) || live[out.buffer].first != static_cast<int>(s)) continue;
@@ -154,7 +163,8 @@ void share_places(Plan& plan) {
             plan.buffers[in.buffer].numel != plan.buffers[out.buffer].numel)
           continue;
         if (!step.is_kernel && contains(plan.externs[step.index].reads, in.buffer)) continue;
-        if (contains(taken, in.buffer) || index_of(in.buffer) != index) continue;
+        if (contains(taken, in.buffer) || index_of(in.buffer) != index || !loaded_before(in.buffer, out.buffer))
+          continue;
         out.place = in.buffer;
         taken.push_back(in.buffer);
         break;

@@ -10,8 +10,8 @@ namespace kiln::schedule {
 void attach_epilogues(Plan& plan);
 
 /// In-place results: a pointwise kernel's output (a Temp) takes the memory of an input that dies there, if all accesses
-/// of both have one index. Sets KernelArg::place. A kernel that runs as an epilogue never writes what its library call
-/// still reads.
+/// of both have one index and the loads come first. Sets KernelArg::place. A kernel that runs as an epilogue never
+/// writes what its library call still reads.
 void share_places(Plan& plan);
 
 }  // namespace kiln::schedule

@@ -325,3 +325,22 @@ def test_writes_through_a_wrapper_show_on_the_module():
     assert_same(compiled(X), X + 11 + X * 12)
     assert module.count == wrapper.count == 12
     assert_same(compiled(X), X * 13 + 23 + X * 24)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"bidirectional": True}, {"proj_size": 3}, {"bias": False, "num_layers": 2}])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_modules_train(kind, kwargs):
+    if "proj_size" in kwargs and kind is not torch.nn.LSTM:
+        pytest.skip("only an LSTM projects")
+    torch.manual_seed(0)
+    module = kind(4, 5, **kwargs).double()
+    x = torch.randn(7, 3, 4).double()
+
+    def gradients(function):
+        module.zero_grad()
+        out, _ = function(x)
+        out.sum().backward()
+        return [out.detach(), *[p.grad for p in module.parameters()]]
+
+    for a, b in zip(gradients(module), gradients(kiln.compile(module)), strict=True):
+        torch.testing.assert_close(b, a)

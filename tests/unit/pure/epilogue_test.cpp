@@ -1,4 +1,5 @@
 #include "loops_harness.h"
+#include "schedule/epilogues.h"
 
 namespace kiln::testing {
 namespace {
@@ -102,6 +103,40 @@ TEST(Epilogue, DoesNotWriteWhatTheCallReads) {
   for (size_t at; (at = text.find("y[")) != std::string::npos;) text.replace(at, 2, "x[");
   text.replace(text.find("[y]"), 3, "[x]");
   for (const schedule::Step& s : plan_of(text).steps) EXPECT_LT(s.epilogue, 0);
+}
+
+TEST(InPlace, IsNotStoredBeforeTheLastLoad) {
+  const std::string text = R"(program {
+  buffer x f32 512 input
+  buffer c f32 512 temp
+  buffer y f32 512 temp
+  buffer z f32 512 output
+  buffer w f32 512 output
+  extern 0 "call" reads [x] writes [c]
+  nest "two" extents [512] outer [i0] {
+    stage [] {
+      %0 = Load f32 c[i0]
+      %1 = Add f32 %0, %0
+      Store f32 y[i0] %1
+      %3 = Load f32 c[i0]
+      Store f32 z[i0] %3
+    }
+  }
+  extern 1 "call" reads [y] writes [w]
+}
+)";
+  schedule::Plan plan = plan_of(text);
+  // Scheduling shares the two loads: put the second one back, as fused nests may have it.
+  loops::Nest& nest = plan.kernels[plan.steps[1].index].nest;
+  loops::Stage& body = nest.stages[0];
+  loops::Inst again = nest.insts[body.body[0]];
+  ASSERT_EQ(again.op, loops::Opcode::Load);
+  body.body.push_back(nest.add(again));
+  for (schedule::Kernel& k : plan.kernels)
+    for (schedule::KernelArg& a : k.args) a.place = -1;
+  schedule::share_places(plan);
+  for (const schedule::Kernel& k : plan.kernels)
+    for (const schedule::KernelArg& a : k.args) EXPECT_LT(a.place, 0) << schedule::print(plan);
 }
 
 }  // namespace

@@ -152,7 +152,10 @@ inline void interpret_all(const Program& p, Memory& m) {
 inline void run_plan(const schedule::Plan& plan, const std::vector<codegen::CompiledKernel>& kernels, Memory& m) {
   for (const schedule::Step& s : plan.steps) {
     std::vector<void*> pointers;
-    for (const auto& a : plan.kernels[s.index].args) pointers.push_back(m.pointers.at(a.buffer));
+    for (const auto& a : plan.kernels[s.index].args) {
+      if (a.place >= 0) m.pointers.at(a.buffer) = m.pointers.at(a.place);
+      pointers.push_back(m.pointers.at(a.buffer));
+    }
     codegen::run_serial(kernels[s.index], pointers.data());
   }
 }
