@@ -181,7 +181,7 @@ struct Call {
         const bool known = !storages.emplace(storage, static_cast<int>(storages.size())).second;
         text << t.sizes();
         if (known) text << '@' << storages[storage] << t.strides() << t.storage_offset();
-        if (t.is_non_overlapping_and_dense() == false) text << t.strides();
+        if (!t.is_non_overlapping_and_dense()) text << t.strides();
         if (number) return;
         elements += t.numel();
         plain = plain && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble) &&

@@ -84,7 +84,7 @@ bool may_move(const Plan& plan, size_t from, size_t at, const loops::Extern& cal
                          [&](const KernelArg& a) { return a.buffer == b && (a.written || written); });
     };
     const Step& step = plan.steps[s];
-    const int kernel = step.is_kernel ? step.index : step.epilogue;
+    const int kernel = step.kernel();
     if (kernel >= 0)
       for (const KernelArg& a : plan.kernels[kernel].args)
         if (clashes(a.buffer, a.written)) return false;
@@ -127,7 +127,7 @@ void share_places(Plan& plan) {
   const auto live = liveness(plan);
   for (size_t s = 0; s < plan.steps.size(); ++s) {
     const Step& step = plan.steps[s];
-    const int kernel = step.is_kernel ? step.index : step.epilogue;
+    const int kernel = step.kernel();
     if (kernel < 0) continue;
     Kernel& k = plan.kernels[kernel];
     if (!is_pointwise(k.nest) || !k.segments.empty()) continue;

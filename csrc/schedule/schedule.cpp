@@ -88,7 +88,7 @@ std::vector<std::pair<int, int>> liveness(const Plan& plan) {
   for (size_t s = 0; s < plan.steps.size(); ++s) {
     const Step& step = plan.steps[s];
     const int at = static_cast<int>(s);
-    const int kernel = step.is_kernel ? step.index : step.epilogue;
+    const int kernel = step.kernel();
     if (kernel >= 0)
       for (const KernelArg& a : plan.kernels[kernel].args) touch(a.buffer, at);
     if (step.is_kernel) continue;
@@ -106,7 +106,7 @@ MemoryPlan plan_memory(const Plan& plan) {
   std::vector<BufferId> place(plan.buffers.size());
   std::iota(place.begin(), place.end(), 0);
   for (const Step& s : plan.steps) {
-    const int kernel = s.is_kernel ? s.index : s.epilogue;
+    const int kernel = s.kernel();
     if (kernel < 0) continue;
     for (const KernelArg& a : plan.kernels[kernel].args) {
       if (a.place < 0) continue;
@@ -151,7 +151,7 @@ std::string print(const Plan& plan) {
   std::string out;
   for (const Step& s : plan.steps) {
     if (!s.is_kernel) out += "extern " + plan.externs[s.index].name + "\n";
-    const int index = s.is_kernel ? s.index : s.epilogue;
+    const int index = s.kernel();
     if (index < 0) continue;
     const Kernel& k = plan.kernels[index];
     out += std::string(s.is_kernel ? "kernel " : "epilogue ") + (k.vectorize_outer ? "columns" : "rows");

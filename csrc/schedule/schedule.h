@@ -35,6 +35,8 @@ struct Step {
   bool is_kernel = true;
   int index = 0;      // into Plan::kernels, or the program's externs
   int epilogue = -1;  // of an extern: the kernel that takes its result's rows as they are made; into Plan::kernels
+  /// The kernel that runs in this step, if any; else -1.
+  int kernel() const { return is_kernel ? index : epilogue; }
 };
 
 /// What runs, in order. `buffers` begins with the program's own and may have more (partial results, scratch).

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/guards/contents.h"
 #include "python/pch.h"
@@ -85,14 +86,6 @@ bool looks_once(const char* name) {
                           "copy",     "clear",      "popitem",     "from_iterable", "__len__",  "__iter__",
                           "__next__", "__init__",   "__getitem__", "__setitem__",   "reduce",   "getitem",
                           "setitem",  "popleft",    "extendleft",  "move_to_end",   "fromkeys", "islice"});
-}
-
-const char* name_of(PyObject* c_callable) {
-  if (PyCFunction_Check(c_callable)) return reinterpret_cast<PyCFunctionObject*>(c_callable)->m_ml->ml_name;
-  if (Py_TYPE(c_callable) == &PyMethodDescr_Type || Py_TYPE(c_callable) == &PyWrapperDescr_Type ||
-      Py_TYPE(c_callable) == &PyClassMethodDescr_Type)
-    return PyUnicode_AsUTF8(PyDescr_NAME(c_callable));
-  return "";
 }
 
 }  // namespace
@@ -198,8 +191,9 @@ bool Machine::reads_what_it_holds(PyObject* o, int depth) {
 
 bool Machine::refuses_write(PyObject* o) {
   if (classify(o) != Class::Instance || !find_plain(o)) return false;
+  // In Python the method is interpreted; of a value the operator makes a new one.
   const Is state = c_state(Py_TYPE(o));
-  if (state != Is::Memory && state != Is::Other) return false;
+  if (state == Is::None || state == Is::Value) return false;
   graph_break("write-to-c-object", std::string("a write to a ") + Py_TYPE(o)->tp_name);
   return true;
 }

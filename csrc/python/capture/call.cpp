@@ -80,18 +80,6 @@ bool tells_compiling(const py311::Frame* caller) {
   return true;
 }
 
-PyObject* self_of(PyObject* callable) {
-  if (PyCFunction_Check(callable)) return PyCFunction_GET_SELF(callable);
-  if (Py_TYPE(callable) == &_PyMethodWrapper_Type) {
-    struct Wrapper {
-      PyObject_HEAD PyWrapperDescrObject* descr;
-      PyObject* self;
-    };
-    return reinterpret_cast<Wrapper*>(callable)->self;
-  }
-  return nullptr;
-}
-
 bool is_lru_cache(PyTypeObject* t) { return strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0; }
 /// The beginning of CPython 3.11's private lru_cache_object.
 struct LruCache {
@@ -109,11 +97,11 @@ struct LruCache {
 /// type.__new__(metaclass, name, bases, namespace) or __build_class__.
 bool makes_class(PyObject* callable, PyObject* self, size_t count) {
   if (!PyCFunction_Check(callable)) return false;
-  const char* name = reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name;
-  if (strcmp(name, "__new__") == 0)
+  const std::string_view name = name_of(callable);
+  if (name == "__new__")
     return self && PyType_Check(self) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(self), &PyType_Type) &&
            count > 4;
-  return strcmp(name, "__build_class__") == 0;
+  return name == "__build_class__";
 }
 }  // namespace
 
@@ -377,25 +365,23 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   const size_t count = n + (bound ? 1 : 0);
   const Policy policy = policy_of(callable);
   // The arguments of torch's own functions are converted in C, also those in lists.
-  if (PyObject* number = policy == Policy::Torch ? number_among(args, count_of(nargsf, kwnames), true) : nullptr;
-      number && !number_among(args, count_of(nargsf, kwnames)))
-    return specialize(number);
-  if (PyObject* number = number_among(args, count_of(nargsf, kwnames)); number && policy != Policy::Number) {
+  PyObject* number = number_among(args, count_of(nargsf, kwnames));
+  if (PyObject* inner =
+          !number && policy == Policy::Torch ? number_among(args, count_of(nargsf, kwnames), true) : nullptr)
+    return specialize(inner);
+  if (number && policy != Policy::Number) {
     bool tensor = bound && py::is_tensor(self);
     for (size_t i = 0; i < n; ++i) tensor = tensor || py::is_tensor(args[i]);
     if (tensor && (policy == Policy::Torch || policy == Policy::Operator)) {
       std::vector<PyObject*> flat(args, args + count_of(nargsf, kwnames));
       if (!bound) return call_with_numbers(callable, flat, kwnames);
       flat.insert(flat.begin(), self);
-      py::Ref method = py::Ref::steal(PyObject_GetAttrString(
-          reinterpret_cast<PyObject*>(Py_TYPE(self)), reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name));
+      py::Ref method =
+          py::Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), name_of(callable)));
       return method ? call_with_numbers(method.get(), flat, kwnames) : nullptr;
     }
     // What only keeps it, or asks for its class.
-    const std::string name = PyCFunction_Check(callable) ? reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name
-                             : (Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type)
-                                 ? PyUnicode_AsUTF8(PyDescr_NAME(callable))
-                                 : "";
+    const std::string_view name = name_of(callable);
     PyObject* receiver = arg(0);
     const bool keeps = receiver && !is_number(receiver) && (PyList_Check(receiver) || PyDict_Check(receiver)) &&
                        policy == Policy::Pure && n > 0;
@@ -427,12 +413,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       PyObject* receiver = arg(0);
       if (receiver &&
           (bound || Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type)) {
-        Known* k = find_plain(receiver);
-        if (k &&
+        if (find_plain(receiver) &&
             (PyDict_Check(receiver) || PyList_Check(receiver) || PyTuple_Check(receiver) || PyAnySet_Check(receiver)))
           return graph_break("container-from-outside",
                              std::string("a method of an existing ") + Py_TYPE(receiver)->tp_name);
-        if (k && refuses_c_method(callable, receiver)) return nullptr;
       }
       PyObject* r = after_c_call(native());
       if (r && receiver && PyType_Check(receiver)) remember_finalizer(r);  // object.__new__
@@ -441,7 +425,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Operator: {
       bool tensor = false;
       for (size_t i = 0; i < count; ++i) tensor = tensor || py::is_tensor(arg(i));
-      if (count && find_plain(arg(0)) && refuses_operator_write(callable, arg(0))) return nullptr;
+      if (count && changes_operand(name_of(callable)) && refuses_write(arg(0))) return nullptr;
       if (!tensor && !bound) pin_compared(callable, args, n);
       if (!tensor) return after_c_call(native());
       return torch_call(callable, args, n, kwnames, native);
@@ -452,8 +436,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       // x.relu stored and called later: record the method with its receiver in front.
       std::vector<PyObject*> flat{self};
       flat.insert(flat.end(), args, args + count_of(nargsf, kwnames));
-      PyObject* target = _PyType_Lookup(
-          Py_TYPE(self), PyUnicode_InternFromString(reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name));
+      PyObject* target = _PyType_Lookup(Py_TYPE(self), PyUnicode_InternFromString(name_of(callable)));
       return torch_call(target ? target : callable, flat.data(), n + 1, kwnames, native);
     }
     case Policy::TensorData:
@@ -464,9 +447,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
     case Policy::Global: {
       PyObject* r = after_c_call(native());
-      const char* name = reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name;
-      if (r && strcmp(name, "autocast_increment_nesting") == 0) ++autocast_nesting;
-      if (r && strcmp(name, "autocast_decrement_nesting") == 0) --autocast_nesting;
+      const std::string_view name = name_of(callable);
+      if (r && name == "autocast_increment_nesting") ++autocast_nesting;
+      if (r && name == "autocast_decrement_nesting") --autocast_nesting;
       return r;
     }
     case Policy::Skip:

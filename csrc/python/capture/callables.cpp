@@ -32,6 +32,12 @@ const Row kFunctions[] = {
 #undef KILN_FUNCTION
 };
 
+/// CPython 3.11's private object behind a slot that is bound to a receiver.
+struct MethodWrapper {
+  PyObject_HEAD PyWrapperDescrObject* descr;
+  PyObject* self;
+};
+
 /// Builtin functions and methods are told apart by their PyMethodDef, slot wrappers by slot and C function.
 const void* key_of(PyObject* o) {
   PyTypeObject* t = Py_TYPE(o);
@@ -40,13 +46,7 @@ const void* key_of(PyObject* o) {
     return reinterpret_cast<PyMethodDescrObject*>(o)->d_method;
   const PyWrapperDescrObject* d = nullptr;
   if (t == &PyWrapperDescr_Type) d = reinterpret_cast<PyWrapperDescrObject*>(o);
-  if (t == &_PyMethodWrapper_Type) {
-    struct Wrapper {  // CPython 3.11's private wrapperobject
-      PyObject_HEAD PyWrapperDescrObject* descr;
-      PyObject* self;
-    };
-    d = reinterpret_cast<Wrapper*>(o)->descr;
-  }
+  if (t == &_PyMethodWrapper_Type) d = reinterpret_cast<MethodWrapper*>(o)->descr;
   if (d) return reinterpret_cast<const char*>(d->d_base) + reinterpret_cast<uintptr_t>(d->d_wrapped) * 31;
   return o;
 }
@@ -192,6 +192,21 @@ Policy policy_of(PyObject* callable) {
   const auto& map = tables().callables;
   auto it = map.find(key_of(callable));
   return it == map.end() ? Policy::Unknown : it->second;
+}
+
+PyObject* self_of(PyObject* c_callable) {
+  if (PyCFunction_Check(c_callable)) return PyCFunction_GET_SELF(c_callable);
+  return Py_TYPE(c_callable) == &_PyMethodWrapper_Type ? reinterpret_cast<MethodWrapper*>(c_callable)->self : nullptr;
+}
+
+const char* name_of(PyObject* c_callable) {
+  if (PyCFunction_Check(c_callable)) return reinterpret_cast<PyCFunctionObject*>(c_callable)->m_ml->ml_name;
+  PyTypeObject* t = Py_TYPE(c_callable);
+  PyObject* descriptor = nullptr;
+  if (t == &PyMethodDescr_Type || t == &PyWrapperDescr_Type || t == &PyClassMethodDescr_Type) descriptor = c_callable;
+  if (t == &_PyMethodWrapper_Type)
+    descriptor = reinterpret_cast<PyObject*>(reinterpret_cast<MethodWrapper*>(c_callable)->descr);
+  return descriptor ? PyUnicode_AsUTF8(PyDescr_NAME(descriptor)) : "";
 }
 
 Policy policy_of_code(PyCodeObject* code) {

@@ -50,6 +50,10 @@ const std::vector<std::string>& unresolved_callables();
 PyObject* polyfills();
 /// Of a builtin function or method, a descriptor or a slot wrapper; Unknown for what the table lacks.
 Policy policy_of(PyObject* callable);
+/// What a builtin function or method, or a slot, is bound to (of a function its module), borrowed; else null.
+PyObject* self_of(PyObject* c_callable);
+/// The name of a builtin function or method, a descriptor or a slot wrapper; "" of any other callable.
+const char* name_of(PyObject* c_callable);
 /// Of a Python function, by its code; Interpret for all that the table lacks.
 Policy policy_of_code(PyCodeObject* code);
 /// True for classes of C whose constructor only makes the object (int, list, range, exceptions, ...), and for Python

@@ -58,4 +58,7 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
 /// The Python operator object of a name ("add", "iadd", "getitem").
 PyObject* operator_object(const char* name);
 
+/// Whether a function of the module operator changes its first operand, if that can change.
+bool changes_operand(std::string_view name);
+
 }  // namespace kiln::capture

@@ -39,28 +39,6 @@ bool reads_all(const char* name) {
   return names->count(name) > 0;
 }
 
-/// Types of C whose methods never change the object that they are called on.
-bool keeps_receiver(PyTypeObject* t) {
-  static const auto* types = [] {
-    auto* set = new std::unordered_set<const PyTypeObject*>{
-        &PyBaseObject_Type, &PyType_Type,      &PyLong_Type,        &PyFloat_Type,       &PyComplex_Type,
-        &PyBool_Type,       &PyUnicode_Type,   &PyBytes_Type,       &PyTuple_Type,       &PyFrozenSet_Type,
-        &PyRange_Type,      &PySlice_Type,     &PyProperty_Type,    &PyClassMethod_Type, &PyStaticMethod_Type,
-        &PySuper_Type,      &PyFunction_Type,  &PyMethod_Type,      &PyCode_Type,        &PyDictProxy_Type,
-        &PyModule_Type,     &PyCFunction_Type, &PyGetSetDescr_Type, &PyMethodDescr_Type, &PyWrapperDescr_Type};
-    for (const char* name : {"re.Pattern", "re.Match", "types.UnionType", "types.GenericAlias",
-                             "types.MemberDescriptorType", "types.ClassMethodDescriptorType"}) {
-      const char* dot = strchr(name, '.');
-      py::Ref module = py::Ref::steal(PyImport_ImportModule(std::string(name, dot).c_str()));
-      PyObject* type = module ? PyObject_GetAttrString(module.get(), dot + 1) : nullptr;
-      if (type) set->insert(reinterpret_cast<PyTypeObject*>(type));
-      PyErr_Clear();
-    }
-    return set;
-  }();
-  return types->count(t) > 0;
-}
-
 /// Whether the state of a class's instances is their __dict__ and nothing else, as object.__reduce_ex__ sees it.
 bool is_plain_state(PyTypeObject* t) {
   if (!t->tp_dictoffset) return false;
@@ -82,16 +60,6 @@ const char* polyfill_name(PyTypeObject* type) {
   for (const char* name : {"operator.attrgetter", "operator.methodcaller"})
     if (strcmp(type->tp_name, name) == 0) return name + strlen("operator.");
   return nullptr;
-}
-
-const char* name_of(PyObject* c_callable) {
-  if (PyCFunction_Check(c_callable)) return reinterpret_cast<PyCFunctionObject*>(c_callable)->m_ml->ml_name;
-  if (Py_TYPE(c_callable) == &_PyMethodWrapper_Type) {
-    py::Ref name = py::Ref::steal(PyObject_GetAttrString(c_callable, "__name__"));
-    if (!name) PyErr_Clear();
-    return name ? PyUnicode_AsUTF8(name.get()) : "";  // interned with the slot's own descriptor
-  }
-  return PyUnicode_AsUTF8(PyDescr_NAME(c_callable));
 }
 
 }  // namespace
@@ -171,43 +139,6 @@ bool Machine::reads_attributes(PyObject* c_callable, PyObject* const* args, size
   const char* name = name_of(c_callable);
   if (!reads_all(name)) return false;
   graph_break("call-that-breaks", std::string(name) + " of an existing object, which reads all of its attributes");
-  return true;
-}
-
-bool Machine::refuses_c_write(PyObject* o, const char* slot) {
-  if (!find_plain(o) || classify(o) != Class::Instance) return false;
-  const py::Ref name = py::Ref::steal(PyUnicode_InternFromString(slot));
-  PyObject* method = name ? _PyType_Lookup(Py_TYPE(o), name.get()) : nullptr;
-  // A method in Python is interpreted; without one the operator makes a new object or fails.
-  if (!method || PyFunction_Check(method)) return false;
-  graph_break("write-to-c-object", c10::str(slot, " of a ", Py_TYPE(o)->tp_name, " that existed before"));
-  return true;
-}
-
-bool Machine::refuses_operator_write(PyObject* function, PyObject* o) {
-  const std::string name = name_of(function);
-  if (name != "setitem" && name != "delitem" && name[0] != 'i') return false;
-  return refuses_c_write(o, ("__" + name + "__").c_str()) || (name == "iconcat" && refuses_c_write(o, "__iadd__"));
-}
-
-bool Machine::refuses_c_method(PyObject* c_callable, PyObject* receiver) {
-  if (!find_plain(receiver) || classify(receiver) != Class::Instance) return false;
-  const char* name = name_of(c_callable);
-  PyObject* d = c_callable;
-  if (PyCFunction_Check(d) || Py_TYPE(d) == &_PyMethodWrapper_Type) {
-    const py::Ref key = py::Ref::steal(PyUnicode_InternFromString(name));
-    d = key ? _PyType_Lookup(Py_TYPE(receiver), key.get()) : nullptr;
-  }
-  if (!d || (Py_TYPE(d) != &PyMethodDescr_Type && Py_TYPE(d) != &PyWrapperDescr_Type)) return false;
-  PyTypeObject* owner = PyDescr_TYPE(d);
-  if (keeps_receiver(owner)) return false;
-  // Of an exception and a partial object these alone change it.
-  static const auto* changes = new auto(words("__setstate__ with_traceback add_note __init__ __setattr__ __delattr__"));
-  if (PyType_IsSubtype(owner, reinterpret_cast<PyTypeObject*>(PyExc_BaseException)) ||
-      reinterpret_cast<PyObject*>(owner) == names().partial)
-    if (!changes->count(name)) return false;
-  graph_break("write-to-c-object",
-              c10::str("a call of ", owner->tp_name, ".", name, " on an object that existed before"));
   return true;
 }
 

@@ -268,12 +268,6 @@ class Machine {
   bool refuses_callback(PyObject* o);
   /// The function that stands for a class of C whose instances read attributes (new reference), or null.
   PyObject* polyfilled_class(PyTypeObject* type);
-  /// Breaks the graph where C code would change an existing object that has no stand-in: by an operator (`slot` is its
-  /// method's name), or by a method that is not known to leave its receiver as it is.
-  bool refuses_c_write(PyObject* o, const char* slot);
-  bool refuses_c_method(PyObject* c_callable, PyObject* receiver);
-  /// As refuses_c_write, for a function of the module operator.
-  bool refuses_operator_write(PyObject* function, PyObject* o);
   // --- objects of C classes that C code reads: c_objects.cpp ---
   /// How the state in C of an existing object is told: not at all (it has none), by value (guarded when the object is
   /// seen), by which object it is, by the memory that it lends, or by no guard.
@@ -285,7 +279,7 @@ class Machine {
   bool reads_what_it_holds(PyObject* o, int depth);  // iterators and views that were made during the capture
   /// The same for all arguments of a function of C, the receiver first.
   bool reads_arguments(PyObject* c_callable, PyObject* const* args, size_t n);
-  /// Breaks the graph where C code would write to an existing object of a C class.
+  /// Breaks the graph where an operator in C would write to an existing object of a C class.
   bool refuses_write(PyObject* o);
   /// Breaks the graph where a method of C would read or write what no guard and no effect covers.
   bool refuses_method(PyObject* c_callable, PyObject* receiver);

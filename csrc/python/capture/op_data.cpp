@@ -30,8 +30,7 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
     const bool shallow = item && i == 0;      // of a container one element is asked for
     if (!m.reads(args[i], shallow ? -1 : 0)) return nullptr;
   }
-  const bool writes = name == "setitem" || (name[0] == 'i' && name != "invert");
-  if (writes && m.refuses_write(args[0])) return nullptr;
+  if (changes_operand(name) && m.refuses_write(args[0])) return nullptr;
   if (!tensor) {
     PyObject* r = f(args);
     if (item && m.refuses_view(args[0], r)) {
@@ -100,12 +99,15 @@ Flow unary(Exec& e, const char* name, PyObject* (*f)(PyObject* const*)) {
 }
 }  // namespace
 
+bool changes_operand(std::string_view name) {
+  if (name == "setitem" || name == "delitem" || name == "iconcat") return true;
+  return std::any_of(std::begin(kBinaryOps) + kFirstInPlace, std::end(kBinaryOps),
+                     [&](const BinaryOp& op) { return name == op.name; });
+}
+
 Flow op_binary_op(Exec& e, int arg) {
   const BinaryOp& op = kBinaryOps[arg];
   PyObject* args[2] = {e.top(1), e.top(0)};
-  if (arg >= kFirstInPlace && e.m.find_plain(args[0]) &&
-      e.m.refuses_c_write(args[0], c10::str("__", op.name, "__").c_str()))
-    return Flow::Error;
   return replace_two(e, operate(e.m, op.name, args, 2, op.run));
 }
 
@@ -169,7 +171,6 @@ Flow op_binary_subscr(Exec& e, int) {
 
 Flow op_store_subscr(Exec& e, int) {
   PyObject* args[3] = {e.top(1), e.top(0), e.top(2)};  // container, key, value
-  if (e.m.refuses_c_write(args[0], "__setitem__")) return Flow::Error;
   if (PyDict_Check(args[0])) e.m.pin_lookup(args[0], args[1]);
   PyObject* done = operate(e.m, "setitem", args, 3, [](PyObject* const* a) {
     return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
@@ -181,7 +182,6 @@ Flow op_store_subscr(Exec& e, int) {
 }
 
 Flow op_delete_subscr(Exec& e, int) {
-  if (e.m.refuses_c_write(e.top(1), "__delitem__")) return Flow::Error;
   if (e.m.refuses_write(e.top(1)) || !e.m.reads(e.top(0))) return Flow::Error;
   if (PyDict_Check(e.top(1))) e.m.pin_lookup(e.top(1), e.top(0));
   if (PyObject_DelItem(e.top(1), e.top(0)) < 0) return Flow::Error;
