@@ -34,23 +34,27 @@ bool replayable(const graph::Graph& traced) {
   return true;
 }
 
-/// Makes the backward pass for those outputs that have a gradient. It is called in the middle of a backward(), where
-/// there is no way back to eager: what cannot be compiled runs by ATen's kernels.
+/// Makes parts of the backward pass, such as that for the outputs that have a gradient. It is called in the middle of a
+/// backward(), where there is no way back to eager: what cannot be compiled runs by ATen's kernels.
 struct BackwardMaker {
   std::shared_ptr<const graph::Graph> graph;
   size_t num_saved;
   std::vector<joint::TangentSet> reached_from;
+  std::vector<int64_t> total_of;
   GraphCompiler compiler;
   std::shared_ptr<runtime::Artifact> all;  // for all outputs, if it was made at once
   int64_t made = 0;
 
-  runtime::BackwardPass operator()(const joint::TangentSet& defined) {
-    if (all && defined.all()) {
+  runtime::BackwardPass operator()(const joint::Part& wanted) {
+    if (all && wanted.defined.all()) {
       std::vector<size_t> inputs(graph->inputs().size());
       std::iota(inputs.begin(), inputs.end(), size_t{0});
       return {all, std::move(inputs)};
     }
-    joint::Narrowed part = joint::narrow(*graph, num_saved, defined, reached_from);
+    joint::Narrowed part = joint::narrow(*graph, num_saved, wanted, reached_from, total_of);
+    TORCH_CHECK(part.graph,
+                "the gradient of one result of this compiled function by another is asked for (retain_grad, a hook, "
+                "autograd.grad), and is no value of its own in the backward graph: run the function in eager");
     if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "backward graph of some outputs", graph::print(*part.graph));
     return {compile(*part.graph), std::move(part.inputs)};
   }
@@ -127,12 +131,19 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   parts->saved = cut.saved;
   parts->readers_of_saved = joint::readers_of_saved(*cut.backward, cut.saved.size(), joint.reached_from);
   parts->uses_up = joint.uses_up;
+  parts->contributes_to.assign(joint.tangent_of.size(), parts->no_tangents());
+  for (size_t i = 0; i < joint.total_of.size(); ++i) {
+    const auto to = static_cast<size_t>(joint.total_of[i]);
+    const joint::TangentSet& from = joint.reached_from[joint.grad_of.size() + i];
+    for (size_t k = from.find_first(); k != joint::TangentSet::npos; k = from.find_next(k))
+      if (k != to) parts->contributes_to[k].set(to);
+  }
   parts->forward = compiler(*cut.forward, "forward");
   // Which of several outputs will be differentiated is known at the first backward().
   std::shared_ptr<runtime::Artifact> all;
   if (joint.tangent_of.size() == 1) all = compiler(*cut.backward, "backward");
-  parts->make_backward = BackwardMaker{std::move(cut.backward), cut.saved.size(), std::move(joint.reached_from),
-                                       std::move(compiler), std::move(all)};
+  parts->make_backward = BackwardMaker{std::move(cut.backward),   cut.saved.size(),    std::move(joint.reached_from),
+                                       std::move(joint.total_of), std::move(compiler), std::move(all)};
   return runtime::make_compiled_function(std::move(parts));
 }
 

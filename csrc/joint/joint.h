@@ -45,7 +45,8 @@ using TangentSet = boost::dynamic_bitset<>;
 
 struct Joint {
   /// Placeholders: one per input of the program ("primals"), then one per tangent. Outputs: `num_forward` forward ones,
-  /// then one per entry of `grad_of`. Graph::mutations(): input changes that autograd does not see.
+  /// then one per entry of `grad_of`, then one per entry of `total_of`. Graph::mutations(): input changes that autograd
+  /// does not see.
   std::unique_ptr<graph::Graph> graph;
   size_t num_primals = 0;
   size_t num_forward = 0;
@@ -57,7 +58,10 @@ struct Joint {
   std::vector<bool> forward_freed;
   std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
   std::vector<int64_t> grad_of;     // by gradient output: its primal
-  /// By gradient output: the tangents that reach it. Without all of these eager gives no gradient, not zeros.
+  /// Tangents of forward outputs from which other forward outputs are computed: the whole gradient of such an output,
+  /// its tangent and what the others contribute, is an output of the graph too. Hooks of the program's caller see it.
+  std::vector<int64_t> total_of;
+  /// By gradient output and total: the tangents that reach it. Without all of these eager gives no gradient, not zeros.
   std::vector<TangentSet> reached_from;
   /// By tangent: the tangents that a backward of it without retain_graph uses up, since nodes on the way of both have
   /// saved tensors.

@@ -80,7 +80,7 @@ class Tracer {
   void classify(const std::vector<at::Tensor>& outputs);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate();
-  void relate_tangents(const edge_list& roots, const edge_list& targets);
+  void relate_tangents(const edge_list& roots);
   void check_leaves(const edge_list& roots);
   Value value_of(const at::Tensor& t);
 
@@ -294,35 +294,43 @@ void Tracer::check_leaves(const edge_list& roots) {
       throw Unsupported("a tensor with requires_grad=True is made inside and outputs depend on it");
 }
 
-/// Finds out which tangents reach which gradients, and which have autograd nodes with saved tensors in common. The
-/// graph behind `roots` has run and released its variables.
-void Tracer::relate_tangents(const edge_list& roots, const edge_list& targets) {
-  using torch::autograd::Node;
-  const TangentSet none(roots.size());
-  std::vector<Node*> nodes = nodes_behind(roots);
-  std::sort(nodes.begin(), nodes.end(), [](Node* a, Node* b) { return a->topological_nr() > b->topological_nr(); });
-  std::unordered_map<Node*, TangentSet> reached;
-  std::map<std::pair<Node*, uint32_t>, TangentSet> arriving;
-  for (size_t i = 0; i < roots.size(); ++i) {
-    reached.try_emplace(roots[i].function.get(), none).first->second.set(i);
-    arriving.try_emplace({roots[i].function.get(), roots[i].input_nr}, none).first->second.set(i);
-  }
-  for (Node* node : nodes) {
-    const TangentSet here = reached.at(node);
-    for (const Edge& e : node->next_edges()) {
-      if (!e.is_valid()) continue;
-      reached.try_emplace(e.function.get(), none).first->second |= here;
-      arriving.try_emplace({e.function.get(), e.input_nr}, none).first->second |= here;
+/// Which tangents arrive where in the autograd graph behind some forward outputs.
+struct Reach {
+  using Node = torch::autograd::Node;
+  explicit Reach(const edge_list& roots) : none(roots.size()), nodes(nodes_behind(roots)) {
+    std::sort(nodes.begin(), nodes.end(), [](Node* a, Node* b) { return a->topological_nr() > b->topological_nr(); });
+    for (size_t i = 0; i < roots.size(); ++i) note(roots[i], TangentSet(none).set(i));
+    for (Node* node : nodes) {
+      const TangentSet here = at_node.at(node);
+      for (const Edge& e : node->next_edges())
+        if (e.is_valid()) note(e, here);
     }
   }
-  for (const Edge& e : targets) {
-    const auto it = arriving.find({e.function.get(), e.input_nr});
-    joint_.reached_from.push_back(it == arriving.end() ? none : it->second);
+  const TangentSet& at(const Edge& e) const {
+    const auto it = at_edge.find({e.function.get(), e.input_nr});
+    return it == at_edge.end() ? none : it->second;
   }
+
+  const TangentSet none;
+  std::vector<Node*> nodes;  // each before those that it passes gradients to
+  std::unordered_map<Node*, TangentSet> at_node;
+
+ private:
+  void note(const Edge& e, const TangentSet& tangents) {
+    at_node.try_emplace(e.function.get(), none).first->second |= tangents;
+    at_edge.try_emplace({e.function.get(), e.input_nr}, none).first->second |= tangents;
+  }
+  std::map<std::pair<Node*, uint32_t>, TangentSet> at_edge;
+};
+
+/// Finds out which tangents have autograd nodes with saved tensors in common. The graph behind `roots` has run and
+/// released its variables.
+void Tracer::relate_tangents(const edge_list& roots) {
+  const Reach reach(roots);
   // From the leaves up: what is shared by many is asked first, and answers for many.
-  joint_.uses_up.assign(roots.size(), none);
-  for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
-    const TangentSet& here = reached.at(*it);
+  joint_.uses_up.assign(roots.size(), reach.none);
+  for (auto it = reach.nodes.rbegin(); it != reach.nodes.rend(); ++it) {
+    const TangentSet& here = reach.at_node.at(*it);
     const auto each = [&](auto&& f) {
       for (size_t i = here.find_first(); i != TangentSet::npos; i = here.find_next(i)) f(joint_.uses_up[i]);
     };
@@ -361,8 +369,16 @@ void Tracer::differentiate() {
     primals.push_back(static_cast<int64_t>(i));
     targets.push_back(edges_[i]);
   }
+  {
+    const Reach reach(roots);
+    for (size_t k = 0; k < roots.size(); ++k)
+      if (reach.at(roots[k]).count() > 1) {
+        joint_.total_of.push_back(static_cast<int64_t>(k));
+        targets.push_back(roots[k]);
+      }
+    for (const Edge& e : targets) joint_.reached_from.push_back(reach.at(e));
+  }
   variable_list tangents;
-  std::vector<size_t> tangent_inputs;
   for (size_t i : of) {
     graph::TensorMeta meta = aten::meta_of(forward_[i]);
     meta.requires_grad = false;
@@ -391,6 +407,8 @@ void Tracer::differentiate() {
       throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
     for (size_t i : of) joint_.forward_freed[i] = true;
     joint_.tangent_of.clear();
+    joint_.total_of.clear();
+    joint_.reached_from.clear();
     return;
   } catch (const aten::NeedsData&) {
     throw;
@@ -401,11 +419,9 @@ void Tracer::differentiate() {
   } catch (const std::exception& e) {  // of a custom operator's Python formula
     throw Unsupported(std::string("the gradient: ") + e.what());
   }
-  relate_tangents(roots, targets);
-  for (size_t k = 0; k < grads.size(); ++k) {
-    joint_.grad_of.push_back(primals[k]);
-    graph_->outputs().push_back(grads[k].defined() ? Arg(value_of(grads[k])) : Arg());
-  }
+  relate_tangents(roots);
+  for (const at::Tensor& g : grads) graph_->outputs().push_back(g.defined() ? Arg(value_of(g)) : Arg());
+  joint_.grad_of = std::move(primals);
 }
 
 Joint Tracer::run(const Program& program) {

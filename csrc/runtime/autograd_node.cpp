@@ -1,9 +1,13 @@
 #include "runtime/autograd_node.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "aten/convert.h"
 #include "aten/pch.h"
@@ -59,25 +63,39 @@ void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs) {
 
 variable_list CompiledBackward::apply(variable_list&& grads) {
   std::lock_guard<std::mutex> lock(mutex_);
-  joint::TangentSet defined(grads.size());
-  for (size_t i = 0; i < grads.size(); ++i) defined[i] = grads[i].defined();
-  TORCH_CHECK(!defined.intersects(used_up_), torch::autograd::ERR_BACKWARD_TWICE);
-  if (defined.none()) return variable_list(parts_->grad_of.size());
-  const bool keep_graph = torch::autograd::get_current_graph_task_keep_graph();
+  joint::Part part{joint::TangentSet(grads.size()), parts_->no_tangents()};
+  for (size_t i = 0; i < grads.size(); ++i) part.defined[i] = grads[i].defined();
+  TORCH_CHECK(!part.defined.intersects(used_up_), torch::autograd::ERR_BACKWARD_TWICE);
+  if (part.defined.none()) return variable_list(parts_->grad_of.size());
+  if (std::exchange(cut_in_, -1) == torch::autograd::get_current_graph_task_id()) part.cut = cut_;
+  return run(part, std::move(grads), torch::autograd::get_current_graph_task_keep_graph());
+}
+
+variable_list CompiledBackward::contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(cut_in_, task) != task) cut_ = parts_->no_tangents();
+  cut_ |= cut;
+  variable_list grads(parts_->tangent_of.size());
+  grads[of] = grad;
+  return run({parts_->no_tangents().set(of), cut, /*contributions=*/true}, std::move(grads), /*keep_graph=*/true);
+}
+
+variable_list CompiledBackward::run(const joint::Part& part, variable_list&& grads, bool keep_graph) {
   if (at::GradMode::is_enabled() || std::any_of(grads.begin(), grads.end(), is_batched)) {
-    variable_list out = apply_in_eager(grads);
-    if (!keep_graph) use_up(defined);
+    variable_list out = apply_in_eager(part, grads);
+    if (!keep_graph) use_up(part.defined);
     return out;
   }
 
-  const BackwardPass& pass = parts_->backward(defined);
+  const BackwardPass& pass = parts_->backward(part);
   std::vector<at::Tensor> args;
   args.reserve(pass.inputs.size());
   const auto self = getptr();
   for (size_t i : pass.inputs)
     if (i < saved.size()) args.push_back(saved[i].unpack(self));
   // Nothing else will read what is saved: let the artifact free each tensor after its last use.
-  if (!keep_graph) use_up(defined);
+  if (!keep_graph) use_up(part.defined);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (size_t i : pass.inputs) {
     if (i < saved.size()) continue;
@@ -91,7 +109,7 @@ variable_list CompiledBackward::apply(variable_list&& grads) {
 
 /// The gradients by running the program again in eager and differentiating that: with create_graph=True this makes the
 /// gradients' own graph.
-variable_list CompiledBackward::apply_in_eager(const variable_list& grads) {
+variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const variable_list& grads) {
   const bool create_graph = at::GradMode::is_enabled();
   TORCH_CHECK(
       parts_->eager && !inputs_.empty(),
@@ -113,24 +131,127 @@ variable_list CompiledBackward::apply_in_eager(const variable_list& grads) {
     }
     return parts_->eager(inputs);
   }();
-  torch::autograd::edge_list roots, targets;
-  variable_list seeds;
-  for (size_t k = 0; k < grads.size(); ++k) {
-    if (!grads[k].defined()) continue;
+  const auto result = [&](size_t tangent) {
     for (size_t i = 0; i < outputs.size(); ++i) {
       const joint::Output& o = parts_->outputs[i];
       const bool view = o.kind == joint::Output::Kind::View && o.requires_grad && outputs[i].is_view();
-      if ((view || o.kind == joint::Output::Kind::Forward) && o.index == parts_->tangent_of[k]) {
-        roots.push_back(torch::autograd::impl::gradient_edge(view ? at::Tensor(outputs[i]._base()) : outputs[i]));
-        seeds.push_back(grads[k]);
-        break;
-      }
+      if ((view || o.kind == joint::Output::Kind::Forward) && o.index == parts_->tangent_of[tangent])
+        return view ? at::Tensor(outputs[i]._base()) : outputs[i];
     }
+    return at::Tensor();
+  };
+  torch::autograd::edge_list roots, targets;
+  variable_list seeds, whole;
+  std::vector<std::pair<at::Tensor, unsigned>> hooks;
+  // The gradients' own graph goes through these results again.
+  const auto unhook = c10::make_scope_exit([&] {
+    for (const auto& [root, hook] : hooks) root.remove_hook(hook);
+  });
+  for (size_t k = 0; k < grads.size(); ++k) {
+    const at::Tensor root = result(k);
+    if (!root.defined()) continue;
+    if (grads[k].defined()) {
+      roots.push_back(torch::autograd::impl::gradient_edge(root));
+      seeds.push_back(grads[k]);
+    }
+    if (!part.cut[k]) continue;
+    // Hooks keep the contributions of other results to themselves and pass on what the caller gave.
+    const size_t at = whole.size();
+    whole.emplace_back();
+    const unsigned hook = root.register_hook([&whole, at, given = grads[k]](const at::Tensor& arrived) {
+      whole[at] = arrived;
+      return given.defined() ? given : at::zeros_like(arrived);
+    });
+    hooks.emplace_back(root, hook);
   }
   for (int64_t i : parts_->grad_of)
     targets.push_back(torch::autograd::impl::gradient_edge(inputs[static_cast<size_t>(i)]));
-  return torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
-                                                               /*accumulate_grad=*/false, targets);
+  variable_list primals =
+      torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
+                                                            /*accumulate_grad=*/false, targets);
+  return part.contributions ? whole : primals;
+}
+
+namespace {
+
+/// The grad_fn of a result from which others are computed, or of one of those others. In eager the gradient of the
+/// former is a value that hooks see and may change; here it is one only if someone asks. Outputs: the gradient, to the
+/// common backward; then what it contributes to the gradients of other results: undefined, since the common backward
+/// adds them up inside, unless such a result is observed.
+class ResultBackward : public torch::autograd::Node {
+ public:
+  ResultBackward(const CompiledParts& parts, size_t tangent)
+      : tangent_(tangent), others_(parts.contributes_to[tangent]) {}
+  std::string name() const override { return "CompiledBackward"; }
+
+ protected:
+  variable_list apply(variable_list&& grads) override {
+    variable_list out(num_outputs());
+    out[0] = grads[0];
+    if (!grads[0].defined()) return out;
+    joint::TangentSet cut(others_.size());
+    for_each_other([&](size_t edge, size_t k) { cut[k] = observed(*next_edge(edge).function); });
+    if (cut.none()) return out;
+    auto& common = static_cast<CompiledBackward&>(*next_edge(0).function);
+    variable_list made = common.contributions(tangent_, cut, grads[0]);
+    size_t next = 0;
+    for_each_other([&](size_t edge, size_t k) {
+      if (cut[k]) out[edge] = std::move(made[next++]);
+    });
+    return out;
+  }
+
+ private:
+  template <class F>
+  void for_each_other(const F& f) const {
+    size_t edge = 1;
+    for (size_t k = others_.find_first(); k != joint::TangentSet::npos; k = others_.find_next(k)) f(edge++, k);
+  }
+
+  static bool observed(Node& node) {
+    if (!node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() || !node.pre_hooks().empty() ||
+        !node.post_hooks().empty())
+      return true;
+    const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+    const auto it = tasks ? tasks->find(&node) : decltype(tasks->end()){};
+    return tasks && it != tasks->end() && it->second.captures_;
+  }
+
+  const size_t tangent_;
+  const joint::TangentSet others_;
+};
+
+}  // namespace
+
+void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
+                    const std::vector<at::Tensor>& results) {
+  using torch::autograd::Edge;
+  const auto result = [&](size_t k) { return results[static_cast<size_t>(parts.tangent_of[k])]; };
+  joint::TangentSet apart = parts.no_tangents();
+  for (size_t k = 0; k < parts.contributes_to.size(); ++k)
+    if (parts.contributes_to[k].any()) apart |= joint::TangentSet(parts.contributes_to[k]).set(k);
+  std::vector<size_t> order;
+  for (size_t k = 0; k < apart.size(); ++k) {
+    if (apart[k]) {
+      node->add_input_metadata(result(k));
+      order.push_back(k);
+    } else {
+      torch::autograd::set_history(result(k), node);
+    }
+  }
+  // What contributes to a result contributes to all that the result contributes to.
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return parts.contributes_to[a].count() < parts.contributes_to[b].count(); });
+  std::vector<c10::intrusive_ptr<torch::autograd::Node>> nodes(apart.size());
+  for (size_t k : order) {
+    nodes[k] = c10::make_intrusive<ResultBackward>(parts, k);
+    torch::autograd::edge_list edges{Edge(node, static_cast<uint32_t>(k))};
+    const joint::TangentSet& others = parts.contributes_to[k];
+    for (size_t j = others.find_first(); j != joint::TangentSet::npos; j = others.find_next(j))
+      edges.emplace_back(nodes[j], 0);
+    nodes[k]->set_next_edges(std::move(edges));
+    torch::autograd::set_history(result(k), nodes[k]);
+  }
 }
 
 variable_list FreedBackward::apply(variable_list&&) { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); }

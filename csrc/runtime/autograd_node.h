@@ -6,9 +6,9 @@
 
 namespace kiln::runtime {
 
-/// The grad_fn of a compiled function's outputs. Inputs: one gradient per differentiable forward output; outputs: one
-/// per entry of grad_of. In eager each output has a graph of its own: a gradient that no defined one reaches is
-/// undefined, and outputs that have no node with saved tensors in common can be differentiated one after another.
+/// The backward of a compiled function. Inputs: one gradient per differentiable forward output; outputs: one per entry
+/// of grad_of. In eager each output has a graph of its own: a gradient that no defined one reaches is undefined, and
+/// outputs that have no node with saved tensors in common can be differentiated one after another.
 /// Tensors are kept as SavedVariables, so that saved-tensor hooks, version checks and "backward a second time" are
 /// autograd's own.
 class CompiledBackward : public torch::autograd::Node {
@@ -21,12 +21,16 @@ class CompiledBackward : public torch::autograd::Node {
   std::vector<torch::autograd::SavedVariable> saved;
   /// Keeps the call's inputs, for a second differentiation.
   void keep_inputs(const std::vector<at::Tensor>& inputs);
+  /// What the gradient `grad` of tangent `of` contributes to the gradients of the results in `cut`, in order. The
+  /// backward that runs takes those as the whole gradients then.
+  torch::autograd::variable_list contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad);
 
  protected:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
  private:
-  torch::autograd::variable_list apply_in_eager(const torch::autograd::variable_list& grads);
+  torch::autograd::variable_list apply_in_eager(const joint::Part& part, const torch::autograd::variable_list& grads);
+  torch::autograd::variable_list run(const joint::Part& part, torch::autograd::variable_list&& grads, bool keep_graph);
   /// After a backward of these outputs without retain_graph.
   void use_up(const joint::TangentSet& defined);
   /// Gives up what only the outputs that are used up need.
@@ -35,7 +39,13 @@ class CompiledBackward : public torch::autograd::Node {
   std::vector<at::Tensor> inputs_;
   std::vector<uint32_t> versions_;  // of inputs_ at the call
   joint::TangentSet used_up_;       // outputs that cannot be differentiated again, by tangent
+  int cut_in_ = -1;                 // the engine's task in which `cut_` holds
+  joint::TangentSet cut_;
 };
+
+/// Makes `node`, or nodes of their own that come before it, the grad_fn of `results`.
+void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
+                    const std::vector<at::Tensor>& results);
 
 /// The grad_fn of outputs whose graph a backward() inside the compiled program has used up.
 class FreedBackward : public torch::autograd::Node {

@@ -79,8 +79,8 @@ class Function : public CompiledFunction {
   std::string describe() const override {
     std::string text = parts_->forward->describe();
     if (parts_->trains()) {
-      const joint::TangentSet all = joint::TangentSet(parts_->tangent_of.size()).set();
-      text += "\n" + parts_->backward(all).artifact->describe();
+      const joint::TangentSet none = parts_->no_tangents();
+      text += "\n" + parts_->backward({~none, none}).artifact->describe();
     }
     return text;
   }
@@ -97,7 +97,7 @@ class Function : public CompiledFunction {
       edges.push_back(t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge());
     }
     node->set_next_edges(std::move(edges));
-    for (int64_t i : p.tangent_of) torch::autograd::set_history(results[static_cast<size_t>(i)], node);
+    attach_results(node, p, results);
     node->saved.reserve(p.saved.size());
     for (const joint::Parts::Saved& s : p.saved) {
       const size_t i = static_cast<size_t>(s.index);

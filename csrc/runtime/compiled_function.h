@@ -5,12 +5,13 @@
 
 #include "joint/joint.h"
 #include "joint/partition/partition.h"
+#include "joint/partition/tangents.h"
 #include "runtime/compiled_graph.h"
 
 // A traced program on real tensors: artifacts below autograd, one C++ autograd node above them.
 namespace kiln::runtime {
 
-/// What computes the gradients when certain tangents are defined.
+/// What computes a part of the gradients.
 struct BackwardPass {
   std::shared_ptr<Artifact> artifact;
   std::vector<size_t> inputs;  // the artifact's: of what is saved, then the tangents
@@ -31,26 +32,28 @@ struct CompiledParts {
   std::vector<graph::TensorMeta> tangent_metas;
   std::vector<joint::Parts::Saved> saved;
 
-  /// By what is saved: the tangents whose gradients read it. By tangent: which ones a backward of it uses up.
-  std::vector<joint::TangentSet> readers_of_saved, uses_up;
+  /// By what is saved: the tangents whose gradients read it. By tangent: which ones a backward of it uses up, and to
+  /// whose results' gradients it contributes.
+  std::vector<joint::TangentSet> readers_of_saved, uses_up, contributes_to;
 
   std::shared_ptr<Artifact> forward;
-  /// Makes the backward pass for some tangents, at its first use. Does not fail for want of support.
-  std::function<BackwardPass(const joint::TangentSet& defined)> make_backward;
+  /// Makes a part of the backward pass, at its first use. Fails for want of support only if the part is cut.
+  std::function<BackwardPass(const joint::Part&)> make_backward;
   /// Runs the program in eager above autograd; differentiates a second time (create_graph=True).
   joint::Program eager;
 
-  const BackwardPass& backward(const joint::TangentSet& defined) {
+  const BackwardPass& backward(const joint::Part& part) {
     std::lock_guard<std::mutex> lock(backward_mutex_);
-    auto it = backward_.find(defined);
-    if (it == backward_.end()) it = backward_.emplace(defined, make_backward(defined)).first;
+    auto it = backward_.find(part);
+    if (it == backward_.end()) it = backward_.emplace(part, make_backward(part)).first;
     return it->second;
   }
+  joint::TangentSet no_tangents() const { return joint::TangentSet(tangent_of.size()); }
   bool trains() const { return !tangent_of.empty(); }
 
  private:
   std::mutex backward_mutex_;
-  std::map<joint::TangentSet, BackwardPass> backward_;
+  std::map<joint::Part, BackwardPass> backward_;
 };
 
 /// The callable of one set of parts.

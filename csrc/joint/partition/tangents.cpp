@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -153,6 +154,67 @@ class Narrowing {
   std::unordered_map<Value, Value> zeros_;
 };
 
+/// Finds where the gradient of a result comes together: from its tangent on, sums of which each is read once.
+class Sums {
+ public:
+  explicit Sums(Graph& g) {
+    const auto note = [&](Node* user, const Arg& arg) {
+      graph::for_each_value(arg, [&](Value v) {
+        if (!v) return;
+        ++uses_[v];
+        if (user) user_[v] = user;
+      });
+    };
+    for (const auto& n : g.nodes())
+      for (const Arg& a : n->args) note(n.get(), a);
+    for (const Arg& a : g.outputs()) note(nullptr, a);
+  }
+
+  /// The value where all contributions to `tangent` have been added; none if others read the tangent or a part of the
+  /// sum. `own` becomes the tangent as the first sum reads it.
+  Value whole(Value tangent, Value& own) const {
+    static const graph::Op kAdd("aten::add.Tensor"), kClone("aten::clone");
+    Value at = own = tangent;
+    bool summed = false;
+    while (uses_.at(at) == 1) {
+      const auto it = user_.find(at);
+      if (it == user_.end() || !(it->second->op == kAdd || it->second->op == kClone)) break;
+      if (it->second->op == kAdd && !std::exchange(summed, true)) own = at;
+      at = it->second->out();
+    }
+    return summed ? at : Value{};
+  }
+
+ private:
+  std::unordered_map<Value, int> uses_;
+  std::unordered_map<Value, Node*> user_;
+};
+
+/// Lets what reads the whole gradients of the tangents in `cut` read the tangents alone. Returns the whole gradients;
+/// none if the graph does not show them.
+std::optional<std::vector<Value>> take_apart(Graph& g, size_t num_saved, const TangentSet& cut) {
+  const Sums sums(g);
+  std::vector<Value> totals;
+  std::unordered_map<Value, Value> instead;
+  for (size_t k = cut.find_first(); k != TangentSet::npos; k = cut.find_next(k)) {
+    Value own;
+    const Value total = sums.whole(g.inputs()[num_saved + k]->out(), own);
+    if (!total) return std::nullopt;
+    if (own.meta() != total.meta()) return std::nullopt;
+    totals.push_back(total);
+    instead[total] = own;
+  }
+  const auto redirect = [&](Arg& a) {
+    graph::for_each_value(a, [&](Value& v) {
+      if (const auto it = v ? instead.find(v) : instead.end(); it != instead.end()) v = it->second;
+    });
+  };
+  for (const auto& n : g.nodes())
+    for (Arg& a : n->args) redirect(a);
+  for (Arg& a : g.outputs()) redirect(a);
+  return totals;
+}
+
 }  // namespace
 
 std::vector<TangentSet> readers_of_saved(const Graph& backward, size_t num_saved,
@@ -176,16 +238,25 @@ std::vector<TangentSet> readers_of_saved(const Graph& backward, size_t num_saved
   return out;
 }
 
-Narrowed narrow(const Graph& backward, size_t num_saved, const TangentSet& defined,
-                const std::vector<TangentSet>& reached_from) {
+Narrowed narrow(const Graph& backward, size_t num_saved, const Part& part, const std::vector<TangentSet>& reached_from,
+                const std::vector<int64_t>& total_of) {
   Narrowed out;
   out.graph = backward.clone();
   Graph& g = *out.graph;
-  Narrowing narrowing(g, num_saved, defined);
+  const auto totals = take_apart(g, num_saved, part.cut);
+  if (!totals) return {};
+  std::vector<TangentSet> from = reached_from;
+  from.resize(from.size() - total_of.size());
+  g.outputs().resize(from.size());
+  if (part.contributions) {
+    from.assign(totals->size(), part.defined);
+    g.outputs().assign(totals->begin(), totals->end());
+  }
+  Narrowing narrowing(g, num_saved, part.defined);
   for (size_t i = 0; i < g.outputs().size(); ++i) {
     Arg& a = g.outputs()[i];
     if (!a.is_value() || !a.value()) continue;
-    if (narrowing.undefined(a.value()) || !reached_from.at(i).intersects(defined)) a = Arg();
+    if (narrowing.undefined(a.value()) || !from[i].intersects(part.defined)) a = Arg();
   }
   narrowing.run();
   std::unordered_map<const Node*, size_t> place;

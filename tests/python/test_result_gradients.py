@@ -1,0 +1,208 @@
+"""Gradients of the results themselves: what a caller sees of a result from which other results are computed."""
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from kiln.testing import assert_same
+
+
+class Net(nn.Module):
+    """Features, what is made of them, and a loss of both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        features = torch.relu(self.norm(self.conv(x)))
+        logits = self.head(features.mean((2, 3)))
+        loss = logits.logsumexp(1).mean() + features.square().mean()
+        return features, logits, loss
+
+
+class Chain(nn.Module):
+    """Each result is made of the one before."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x):
+        states = [x]
+        for layer in self.layers:
+            states.append(layer(states[-1]).tanh() + states[-1])
+        return tuple(states[1:])
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x):
+        a = self.w * x
+        return a, (a * 3).sum()
+
+
+IMAGES = torch.linspace(-1, 1, 2 * 2 * 5 * 5).reshape(2, 2, 5, 5)
+ROWS = torch.linspace(-1, 1, 6).reshape(2, 3)
+NETS = {"plain": (Plain, ROWS), "chain": (Chain, ROWS), "net": (Net, IMAGES)}
+
+
+def both(name, use):
+    """What `use(module, x)` gives in eager and compiled, with the parameters' gradients."""
+    seen = []
+    for compiled in (False, True):
+        make, x = NETS[name]
+        module = make()
+        x = x.clone().requires_grad_()
+        returned = use(kiln.compile(module) if compiled else module, x)
+        seen.append((returned, x.grad, {k: p.grad for k, p in module.named_parameters()}))
+    return seen
+
+
+def total(results):
+    return sum(r.sum() for r in results)
+
+
+@pytest.mark.parametrize("which", ["first", "all", "last"])
+@pytest.mark.parametrize("name", NETS)
+def test_retained_gradients(name, which):
+    def use(module, x):
+        kept = []
+        for _ in range(2):
+            results = module(x)
+            watched = {"first": results[:1], "all": results, "last": results[-1:]}[which]
+            for r in watched:
+                r.retain_grad()
+            total(results).backward()
+            kept += [r.grad for r in watched]
+        return kept
+
+    assert_same(*both(name, use))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_results_that_only_others_reach(name):
+    """Class activation maps: the gradient of one result by another, which alone is differentiated."""
+
+    def use(module, x):
+        results = module(x)
+        results[0].retain_grad()
+        results[-1].sum().backward()
+        return results[0].grad
+
+    eager, compiled = both(name, use)
+    assert eager[0] is not None
+    assert_same(eager, compiled)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_hooks_see_and_change_the_whole_gradient(name):
+    def use(module, x):
+        results = module(x)
+        seen = []
+
+        def double(g):
+            seen.append(g.clone())
+            return g * 2
+
+        handle = results[0].register_hook(double)
+        total(results).backward(retain_graph=True)
+        handle.remove()
+        total(results).backward()
+        return seen
+
+    assert_same(*both(name, use))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_hooks_of_nodes(name):
+    def use(module, x):
+        results = module(x)
+        seen = []
+        results[0].grad_fn.register_prehook(lambda grads: seen.append(grads[0]))
+        total(results).backward()
+        return seen
+
+    assert_same(*both(name, use))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", ["plain", "chain"])
+def test_gradient_of_a_result_by_another(name, create_graph):
+    def use(module, x):
+        results = module(x)
+        made = []
+        for i in range(len(results) - 1):
+            made += torch.autograd.grad(
+                results[-1].sum(), results[: i + 1], retain_graph=True, create_graph=create_graph, allow_unused=True
+            )
+        made += torch.autograd.grad(total(results), [results[0], x, *module.parameters()], create_graph=create_graph)
+        return made
+
+    assert_same(*both(name, use))
+
+
+def test_second_derivatives_through_a_changed_gradient():
+    def use(module, x):
+        results = module(x)
+        handle = results[1].register_hook(lambda g: g.sin())
+        (dx,) = torch.autograd.grad(total(results), x, create_graph=True)
+        handle.remove()
+        dx.square().sum().backward()
+        return dx
+
+    assert_same(*both("chain", use))
+
+
+def test_a_gradient_handed_on_by_hand():
+    """What pipelines do: the later part first, then the earlier part with the gradient in between."""
+
+    def use(module, x):
+        results = module(x)
+        (g,) = torch.autograd.grad(results[-1].sum(), results[0], retain_graph=True)
+        results[0].backward(g)
+        return g
+
+    for name in NETS:
+        assert_same(*both(name, use))
+
+
+def test_results_changed_in_place_keep_their_history():
+    def use(module, x):
+        a, b = module(x)
+        a.mul_(2)
+        a.retain_grad()
+        (a.sum() + b).backward()
+        return a.grad
+
+    assert_same(*both("plain", use))
+
+
+def test_unobserved_results_share_one_backward():
+    """No gradient is made apart where nobody looks: one backward graph is compiled."""
+    graphs = []
+
+    def backward_compiler(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    def backend(gm, inputs):
+        from kiln.aot import aot_module_simplified, make_boxed_func
+
+        return aot_module_simplified(
+            gm, inputs, fw_compiler=lambda g, i: make_boxed_func(g.forward), bw_compiler=backward_compiler
+        )
+
+    module = Chain()
+    results = kiln.compile(module, backend=backend)(ROWS.clone().requires_grad_())
+    total(results).backward(retain_graph=True)
+    assert len(graphs) == 1
+    results[0].retain_grad()
+    total(results).backward()
+    assert len(graphs) > 1
