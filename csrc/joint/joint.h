@@ -56,6 +56,9 @@ struct Joint {
   std::vector<bool> forward_requires_grad;
   /// By forward output that requires grad: the graph behind it was freed by a backward() inside the program.
   std::vector<bool> forward_freed;
+  /// By primal: the backward may read it where it lies. It is a leaf that is trained, or autograd itself keeps it, and
+  /// says so if it is written to before the backward. What eager makes of other inputs does not change with them.
+  std::vector<bool> primal_kept;
   std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
   std::vector<int64_t> grad_of;     // by gradient output: its primal
   /// Tangents of forward outputs from which other forward outputs are computed: the whole gradient of such an output,

@@ -10,6 +10,7 @@
 #include "aten/fake.h"
 #include "aten/pch.h"
 #include "base/error.h"
+#include "graph/passes/passes.h"
 #include "joint/joint.h"
 #include "joint/recorder.h"
 #include "joint/state.h"
@@ -82,6 +83,7 @@ class Tracer {
   void differentiate();
   void relate_tangents(const edge_list& roots);
   void check_leaves(const edge_list& roots);
+  void find_kept();
   Value value_of(const at::Tensor& t);
 
   const std::vector<at::Tensor>& examples_;
@@ -424,6 +426,19 @@ void Tracer::differentiate() {
   joint_.grad_of = std::move(primals);
 }
 
+void Tracer::find_kept() {
+  std::unordered_set<const graph::Node*> read;
+  for (const auto& n : graph_->nodes())
+    if (n->backward)
+      for (const Arg& a : n->args)
+        graph::for_each_value(a, [&](Value v) {
+          if (v) read.insert(graph::storage_root(v).node);
+        });
+  for (size_t i = 0; i < primals_.size(); ++i)
+    joint_.primal_kept.push_back((examples_[i].requires_grad() && examples_[i].is_leaf()) ||
+                                 read.count(graph_->inputs()[i]) != 0);
+}
+
 Joint Tracer::run(const Program& program) {
   using c10::DispatchKey;
   const bool grad_enabled = at::GradMode::is_enabled();
@@ -447,6 +462,7 @@ Joint Tracer::run(const Program& program) {
   joint_.num_forward = forward_.size();
   for (const Value& v : forward_values_) graph_->outputs().push_back(Arg(v));
   differentiate();
+  find_kept();
   if (joint_.tangent_of.empty())
     while (graph_->inputs().size() > joint_.num_primals) graph_->erase_input(graph_->inputs().size() - 1);
   joint_.graph = std::move(graph_);

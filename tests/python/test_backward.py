@@ -231,3 +231,102 @@ def test_hooks_run_for_grad_inside():
         return first, second, f(X)
 
     assert_same(run(lambda f: f), run(kiln.compile))
+
+
+def scaled(state, w):
+    return (state + 1) * w
+
+
+def cloned(state, w):
+    return state.clone().detach() * w
+
+
+def converted(state, w):
+    return state.double().float().sin() * w
+
+
+@pytest.mark.parametrize("program", [scaled, cloned, converted], ids=lambda p: p.__name__)
+def test_inputs_written_before_the_backward(program):
+    """What eager computed from a buffer and saved does not change with the buffer."""
+
+    def run(function):
+        state, w = X.clone(), X.clone().requires_grad_()
+        y = function(state, w)
+        state.zero_()
+        y.sum().backward()
+        return y, w.grad
+
+    assert_same(run(program), run(kiln.compile(program)))
+
+
+def test_inputs_that_eager_saves_are_checked():
+    def program(state, w):
+        return state * w
+
+    for function in (program, kiln.compile(program)):
+        state, w = X.clone(), X.clone().requires_grad_()
+        y = function(state, w)
+        state.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def penalty(x):
+    """A gradient penalty, whole inside."""
+    inside = x.clone().requires_grad_()
+    y = (inside**3).sum()
+    (g,) = torch.autograd.grad(y, inside, create_graph=True)
+    return (g.norm(2, 1) - 1).square().mean(), g.detach()
+
+
+def by_attribute(x):
+    inside = x.detach()
+    inside.requires_grad = True
+    (inside.sin() * x).sum().backward()
+    return inside.grad
+
+
+def by_factory(x):
+    inside = torch.ones(2, 3, requires_grad=True)
+    (inside.exp() * x).sum().backward()
+    return inside.grad
+
+
+def result_depends(x):
+    inside = torch.full((2, 3), 2.0, requires_grad=True)
+    return inside * x
+
+
+def leaf_and_result(x):
+    inside = x.clone().requires_grad_()
+    return inside, inside * 2
+
+
+def leaf_alone(x):
+    return x.clone().requires_grad_()
+
+
+def leaf_with_gradient(x):
+    inside = x.clone().requires_grad_()
+    inside.square().sum().backward()
+    return inside
+
+
+LEAVES = [penalty, by_attribute, by_factory, result_depends, leaf_and_result, leaf_alone, leaf_with_gradient]
+
+
+@pytest.mark.parametrize("program", LEAVES, ids=lambda p: p.__name__)
+def test_leaves_made_inside(program):
+    def run(function):
+        out = function(X)
+        for t in out if isinstance(out, tuple) else (out,):
+            if t.requires_grad and not t.is_leaf:
+                t.sum().backward()
+        return out, [t.grad for t in (out if isinstance(out, tuple) else (out,)) if t.is_leaf]
+
+    assert_same(run(program), run(kiln.compile(program)))
+
+
+def test_leaves_made_inside_need_no_break():
+    for program in (by_attribute, by_factory, leaf_alone):
+        kiln.compile(program, fullgraph=True)(X)

@@ -92,7 +92,7 @@ class Partitioner {
   std::unordered_set<const Node*> tangent_;  // needs a tangent, tangents included
   std::unordered_set<const Node*> forward_;  // needed by forward outputs or mutations
   std::unordered_set<const Node*> wanted_;   // needed by gradients
-  std::unordered_set<const Node*> mutated_;  // placeholders that change
+  std::unordered_set<const Node*> mutated_;  // placeholders that change, or may change before the backward
   std::unordered_set<Value> outputs_;        // forward outputs
   std::unordered_set<const Node*> held_;     // read by a dear op of the backward: in memory there anyway
 };
@@ -123,6 +123,8 @@ void Partitioner::mark() {
     mutated_.insert(m.input.node);
   }
   for (const VisibleMutation& m : joint_.mutations) mutated_.insert(inputs[static_cast<size_t>(m.input)]);
+  for (size_t i = 0; i < joint_.num_primals; ++i)
+    if (!joint_.primal_kept.at(i)) mutated_.insert(inputs[i]);
   // Draws from the generator happen in the order of the program, so those of the forward pass stay in it even if
   // unused; what may raise raises there.
   for (const auto& n : graph_.nodes())

@@ -174,6 +174,11 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
   --torch_depth;
   r = after_c_call(r);
   if (!r || torch_depth > 0 || trace.num_nodes == before) return r;
+  // A factory's requires_grad=True is set above the dispatcher.
+  if (kwnames && py::is_tensor(r)) {
+    const at::Tensor t = THPVariable_Unpack(r);
+    if (t.requires_grad() && t.is_leaf()) make_leaf(t);
+  }
   if (!record_torch_level(target, args, n, kwnames, r)) Py_CLEAR(r);
   return r;
 }

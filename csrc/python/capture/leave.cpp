@@ -21,6 +21,8 @@ class Leaver {
  public:
   explicit Leaver(Machine& machine) : m(machine) {}
 
+  std::vector<at::Tensor> tensors;  // that leave the captured part
+
   RecipePtr recipe(PyObject* o);
   RecipePtr constant(PyObject* o) {
     RecipePtr r = make(Recipe::Kind::Constant);
@@ -70,6 +72,7 @@ RecipePtr Leaver::output(PyObject* tensor) {
     const graph::Value v = m.trace.value_of(t);
     if (!v) throw NotRebuildable{"a tensor that no recorded operation made"};
     m.trace.graph().outputs().emplace_back(v);
+    tensors.push_back(t);
     auto twin = m.to_torch.find(v);
     if (twin != m.to_torch.end())
       m.torch_level->outputs().emplace_back(twin->second);
@@ -679,6 +682,12 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
     return;
   }
   PyErr_Clear();
+  for (const at::Tensor& t : leaver.tensors)
+    if (const int made_at = leaf_behind(t); made_at >= 0) {
+      graph_break("autograd", "a tensor with requires_grad=True is made, and results depend on it");
+      root_instruction = made_at;
+      return;
+    }
   result.exit = std::move(exit);
   done = true;
 }

@@ -206,6 +206,11 @@ class Machine {
                              PyObject* kwnames);  // tensors.cpp
   PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
                                PyObject* kwnames);  // tensors.cpp
+  /// Lets a tensor that the captured code made require gradients. False if it is none.
+  bool make_leaf(const at::Tensor& t);
+  /// Where a leaf was made that `result` depends on (or which it is, with a gradient): after the captured part its
+  /// history would be lost. -1 if there is none.
+  int leaf_behind(const at::Tensor& result) const;
   PyObject* call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf,
                               PyObject* kwnames);  // tensors.cpp
   bool is_torch_operator(PyObject* o);
@@ -346,6 +351,8 @@ class Machine {
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
+  /// Tensors made inside that became leaves of autograd, with the root's instruction that made them so.
+  std::vector<std::pair<at::Tensor, int>> leaves_made;
   std::unordered_map<PyObject*, int> finalizable;  // alive, with the root's instruction that made it
   std::unordered_set<PyObject*> caught;            // exceptions that came to a handler
   py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__

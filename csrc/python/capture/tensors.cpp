@@ -123,6 +123,7 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
     const at::Tensor x = THPVariable_Unpack(o);
     const int wanted = value ? PyObject_IsTrue(value) : -1;
     if (wanted >= 0 && x.requires_grad() == static_cast<bool>(wanted)) return true;
+    if (wanted == 1 && make_leaf(x)) return true;
     graph_break("autograd", "a write of .requires_grad");
     return false;
   }
@@ -134,6 +135,26 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
   return generic_store_attr(o, name, value);
 }
 
+bool Machine::make_leaf(const at::Tensor& t) {
+  py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
+  // What existed before would keep it after the call.
+  if (options.for_fx || !o || find(o.get()) || !trace.find(t) || !(t.is_floating_point() || t.is_complex()))
+    return false;
+  trace.record(graph::Op("kiln::set_requires_grad"), {graph::Arg(trace.value_of(t)), graph::Arg(true)}, {});
+  t.set_requires_grad(true);
+  leaves_made.emplace_back(t, root_instruction);
+  return true;
+}
+
+int Machine::leaf_behind(const at::Tensor& result) const {
+  if (leaves_made.empty() || !result.requires_grad()) return -1;
+  bool ignored = false;
+  for (const at::Tensor& leaf : reached_leaves({result}, &ignored, &ignored))
+    for (const auto& [made, instruction] : leaves_made)
+      if (leaf.is_same(made) && !(leaf.is_same(result) && !leaf.grad().defined())) return instruction;
+  return -1;
+}
+
 PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   PyObject* self = PyCFunction_Check(callable) ? PyCFunction_GET_SELF(callable) : args[0];
   const size_t n = PyVectorcall_NARGS(nargsf) + (PyCFunction_Check(callable) ? 1 : 0);
@@ -142,7 +163,9 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
     flag = args[PyVectorcall_NARGS(nargsf)];
   else if (n == 2)
     flag = args[PyCFunction_Check(callable) ? 0 : 1];
-  if (py::is_tensor(self) && PyBool_Check(flag) && THPVariable_Unpack(self).requires_grad() == (flag == Py_True))
+  if (py::is_tensor(self) && PyBool_Check(flag) &&
+      (THPVariable_Unpack(self).requires_grad() == (flag == Py_True) ||
+       (flag == Py_True && make_leaf(THPVariable_Unpack(self)))))
     return Py_NewRef(self);
   return graph_break("autograd", "requires_grad_() that changes something");
 }
