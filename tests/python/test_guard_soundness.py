@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import kiln
-from kiln.testing import difference
+from kiln.testing import assert_same, difference
 
 X = torch.arange(6.0)
 
@@ -685,6 +685,29 @@ def test_arrays_that_only_become_tensors_are_not_compared():
         batch = np.full(3, k, dtype=np.float32)
         assert torch.equal(compiled(X, batch), step(X, batch))
     assert len(compiled._entries) == 1
+
+
+class Dimensions:
+    d, k, zero = 8, np.float64(2.0), 0
+
+
+def test_numpy_functions_of_numbers():
+    def f(x):
+        scale = np.sqrt(x.shape[-1]) + np.log(Dimensions.d) * np.power(2, 3) + np.exp(Dimensions.k)
+        return x / scale * float(np.maximum(3, np.int64(4))) + int(np.ceil(2.5))
+
+    compiled = kiln.compile(f, fullgraph=True)
+    assert_same(f(X), compiled(X))
+    for name, value in (("d", 9), ("k", np.float64(3.0))):
+        setattr(Dimensions, name, value)
+        assert_same(f(X), compiled(X))
+
+    def warned(x):
+        return x * np.log(Dimensions.zero)
+
+    for function in (warned, kiln.compile(warned)):
+        with pytest.warns(RuntimeWarning, match="divide by zero"):
+            function(X)
 
 
 def test_a_numpy_learning_rate():

@@ -1,5 +1,6 @@
 // Existing objects whose state lies in C: numbers' subclasses, NumPy's scalars and arrays, bytearrays, views of dicts,
 // decimals. No instruction shows when C code reads them, so what C code is given is guarded by value or refused.
+#include <cmath>
 #include <cstring>
 #include <string_view>
 
@@ -187,6 +188,21 @@ bool Machine::reads_what_it_holds(PyObject* o, int depth) {
   for (PyObject* inner : held)
     if (!reads(inner, depth + (is_container(classify(inner)) ? 0 : 1))) return false;
   return true;
+}
+
+PyObject* Machine::call_ufunc(PyObject* callable, PyObject* const* args, size_t n) {
+  if (strcmp(Py_TYPE(callable)->tp_name, "numpy.ufunc") != 0) return nullptr;
+  for (size_t i = 0; i < n; ++i)
+    if (!(PyFloat_Check(args[i]) || PyLong_Check(args[i]) || is_numpy_scalar(Py_TYPE(args[i]))) ||
+        !is_constant(args[i]))
+      return nullptr;
+  py::Ref r = py::Ref::steal(after_c_call(PyObject_Vectorcall(callable, args, n, nullptr)));
+  if (!r) return nullptr;
+  const double value = PyComplex_Check(r.get()) || !is_numpy_scalar(Py_TYPE(r.get())) ? NAN : PyFloat_AsDouble(r.get());
+  PyErr_Clear();
+  if (!std::isfinite(value)) return nullptr;
+  if (Known* k = find_plain(callable)) guard(Guard::Kind::Is, k->source, callable);
+  return r.release();
 }
 
 bool Machine::refuses_write(PyObject* o) {

@@ -290,6 +290,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   if (is_lru_cache(t)) return call_cached(callable, args, nargsf, kwnames);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
+  if (PyObject* r = kwnames ? nullptr : call_ufunc(callable, args, n); r || PyErr_Occurred()) return r;
   return graph_break("call-of-unknown-object", "a call of " + describe(callable));
 }
 
@@ -341,6 +342,7 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     return made;
   };
   if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
+  if (is_numpy_scalar(t) && !kwnames && PyVectorcall_NARGS(nargsf) == 1 && is_constant(args[0])) return native();
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
     if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
     // Enumerations and other metaclasses in Python.
