@@ -32,6 +32,11 @@ struct CaptureResult {
   Exit exit;
   int64_t num_ops = 0;                              // torch-level calls recorded
   std::unordered_set<std::string> constant_floats;  // of CaptureOptions::changing_floats, those that must be constants
+  std::unordered_set<std::string> breaking_items;   // calls of item() that must break the graph
+  /// Asked before the graph runs, with some of its inputs: if the one output, a bool, is true, this call is to run in
+  /// eager. Null if there is no such condition.
+  std::shared_ptr<graph::Graph> eager_condition;
+  std::vector<size_t> eager_condition_inputs;  // by index in `inputs`
 };
 
 /// Options of one kiln.compile call that capture needs.
@@ -48,6 +53,10 @@ struct CaptureOptions {
   const std::unordered_set<std::string>* changing_floats = nullptr;
   /// Those of them whose value was needed after all.
   std::unordered_set<std::string> constant_floats;
+  /// item() of a floating-point tensor gives a number that the graph computes with, except at these calls, where its
+  /// value was needed.
+  bool item_numbers = false;
+  std::unordered_set<std::string> breaking_items;
 };
 
 /// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call

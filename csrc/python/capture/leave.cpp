@@ -690,6 +690,7 @@ void Machine::finish() {
     return;
   }
   result.traced = trace.share();
+  make_eager_condition();
   if (torch_level_ok) result.torch_level = torch_level;
 }
 

@@ -216,7 +216,7 @@ class Machine {
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
 
-  // --- floats that change between calls: numbers.cpp ---
+  // --- numbers that the graph computes with: numbers.cpp ---
   /// Whether `o`, a float or a tuple with floats found at `source`, is to be an input of the graph.
   bool is_changing(PyObject* o, const SourcePtr& source) const;
   /// The kiln._numbers.Number that stands for float `o`. New reference.
@@ -226,6 +226,18 @@ class Machine {
   PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;
   /// Ends this attempt, since the value of `number` is needed. Null.
   PyObject* specialize(PyObject* number);
+  PyObject* need_values(PyObject* sources);
+  /// What item() gives for `tensor`, as a number; null without an error if that call is no such, or must break the
+  /// graph.
+  PyObject* item_number(PyObject* tensor);
+  /// Whether `container`, which existed before, grows by a number that item() gave: a history that the next call finds
+  /// longer. What is guarded of it is better left to the code behind a graph break.
+  bool grows_with(PyObject* container, PyObject* number);
+  /// The instructions at which the frames up to the root stand, as text.
+  std::string call_site() const;
+  /// What stands for a call of a function that takes numbers as they are (max, math.sqrt); null without an error if
+  /// there is no such.
+  PyObject* call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* number_step(PyObject* const* args, size_t n);
   PyObject* operate_on_numbers(const char* op, PyObject* const* args);
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
@@ -233,6 +245,15 @@ class Machine {
   std::unordered_map<std::string, py::Ref> numbers;         // by source
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
   std::unordered_set<std::string> needed_floats;            // sources whose values the program needed
+  std::unordered_set<std::string> needed_items;             // call sites of item() likewise
+
+  // --- when a call is to run in eager: eager_condition.cpp ---
+  /// Takes a bool tensor of one element: where it holds, the call runs in eager. False if it depends on more than a few
+  /// single elements.
+  bool add_eager_condition(const at::Tensor& condition);
+  /// Puts the conditions into result.eager_condition.
+  void make_eager_condition();
+  std::vector<graph::Value> eager_conditions;
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -405,6 +426,9 @@ class Machine {
   std::unordered_set<SourceKey, SourceKeyHash> guards_taken_;
   std::unordered_map<PyTypeObject*, Class> classes_;
   std::unordered_map<PyTypeObject*, CState> c_states_;
+  std::unordered_set<const graph::Node*> condition_nodes_;  // what the eager conditions are computed by
+  std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
+  size_t num_nodes_seen_ = 0;                                                  // for writers_
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {
     size_t operator()(const Pair& p) const noexcept {

@@ -1,7 +1,9 @@
-// Floats that changed between calls: the graph gets them as 0-dim tensors, and the program sees kiln._numbers.Number in
-// their place. Whatever needs the value ends the attempt; the next one takes that float for a constant again.
+// Floats that changed between calls, and those that item() gives: the graph has them as 0-dim tensors, and the program
+// sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that float
+// for a constant again, or breaks at that call of item().
 #include <ATen/ScalarOps.h>
 
+#include "aten/fake.h"
 #include "base/error.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
@@ -20,6 +22,8 @@ PyTypeObject* number_type() {
   static PyObject* t = py::check(PyObject_GetAttrString(numbers_module(), "Number")).release();
   return reinterpret_cast<PyTypeObject*>(t);
 }
+constexpr const char* kItem = "item() at ";
+
 PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
 }  // namespace
 
@@ -66,11 +70,65 @@ PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
 }
 
 PyObject* Machine::number_step(PyObject* const* args, size_t n) {
-  KILN_CHECK(n == 2 && PyUnicode_Check(args[0]), "kiln._C._number takes what to do and an object");
+  KILN_CHECK(n >= 2 && PyUnicode_Check(args[0]), "kiln._C._number takes what to do and an object");
   if (PyUnicode_CompareWithASCIIString(args[0], "is") == 0) return Py_NewRef(is_number(args[1]) ? Py_True : Py_False);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i)
-    needed_floats.insert(PyUnicode_AsUTF8(PyTuple_GET_ITEM(args[1], i)));
-  return graph_break("symbolic-branch", "the value of a float that changes between calls is needed");
+  if (PyUnicode_CompareWithASCIIString(args[0], "eager_if") == 0) {
+    KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
+    return add_eager_condition(THPVariable_Unpack(args[1])) ? Py_NewRef(Py_None) : need_values(args[2]);
+  }
+  return need_values(args[1]);
+}
+
+PyObject* Machine::need_values(PyObject* sources) {
+  // A break at item() may spare the floats.
+  for (const bool items : {true, false}) {
+    if (!needed_items.empty()) break;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
+      const std::string source = PyUnicode_AsUTF8(PyTuple_GET_ITEM(sources, i));
+      if (source.starts_with(kItem) == items) (items ? needed_items : needed_floats).insert(source);
+    }
+  }
+  return graph_break("symbolic-branch", "the value of a float that the graph computes with is needed");
+}
+
+std::string Machine::call_site() const {
+  std::string text;
+  for (py311::Frame* f = ts->cframe->current_frame; f; f = f->previous) {
+    PyCodeObject* code = f->f_code;
+    const int at = py311::last_instruction(f);
+    const int line = PyCode_Addr2Line(code, at * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    text += std::string(text.empty() ? "" : ", called at ") + PyUnicode_AsUTF8(code->co_filename) + ":" +
+            std::to_string(line) + " in " + PyUnicode_AsUTF8(code->co_qualname) + " [" + std::to_string(at) + "]";
+    if (f == root) break;
+  }
+  return text;
+}
+
+PyObject* Machine::item_number(PyObject* o) {
+  if (!options.item_numbers || !py::is_tensor(o)) return nullptr;
+  const at::Tensor t = THPVariable_Unpack(o);
+  const at::ScalarType type = t.scalar_type();
+  const bool exact = type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+  if (!exact || !aten::is_fake(t) || t.numel() != 1 || !t.device().is_cpu()) return nullptr;
+  const std::string source = kItem + call_site();
+  if (options.breaking_items.count(source)) return nullptr;
+  static PyObject* item = function_of("item");
+  has_numbers = true;
+  return PyObject_CallFunction(item, "Os", o, source.c_str());
+}
+
+bool Machine::grows_with(PyObject* container, PyObject* number) {
+  if (!is_number(number) || !find(container)) return false;
+  const py::Ref sources = py::check(PyObject_GetAttrString(number, "sources"));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources.get()); ++i)
+    if (std::string_view(PyUnicode_AsUTF8(PyTuple_GET_ITEM(sources.get(), i))).starts_with(kItem)) return true;
+  return false;
+}
+
+PyObject* Machine::call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  static PyObject* functions = function_of("FUNCTIONS");
+  PyObject* function = PyDict_GetItem(functions, callable);
+  return function ? PyObject_Vectorcall(function, args, nargsf, kwnames) : nullptr;
 }
 
 PyObject* Machine::specialize(PyObject* number) {

@@ -40,6 +40,7 @@ void CodeCache::clear() {
   compiles = 0;
   changing_floats.clear();
   constant_floats.clear();
+  breaking_items.clear();
 }
 
 CodeInfo::CodeInfo() { all_infos().insert(this); }

@@ -167,6 +167,11 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     entry.graph = compiler::compile_traced(*result.traced, examples, own_compiler(config));
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
+    if (!result.eager_condition) return;
+    std::vector<at::Tensor> asked;
+    for (size_t i : result.eager_condition_inputs) asked.push_back(examples.at(i));
+    entry.eager_condition = compiler::compile_traced(*result.eager_condition, asked, own_compiler(config));
+    entry.eager_condition_inputs = result.eager_condition_inputs;
     return;
   }
   KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
@@ -238,11 +243,14 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.fullgraph = config.fullgraph;
     if (!config.backend) options.changing_floats = &cache.changing_floats;
     options.constant_floats = cache.constant_floats;
+    options.item_numbers = !config.backend && !pass_disabled("capture.item_numbers");
+    options.breaking_items = cache.breaking_items;
     options.for_fx = static_cast<bool>(config.backend);
     options.look_through = [&](PyObject* o) { return original_of(o, config); };
     const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
     cache.constant_floats = result.constant_floats;
+    cache.breaking_items = result.breaking_items;
   }
   check_signals();
   const bool breaks = result.exit.kind == Exit::Kind::Break;

@@ -94,6 +94,14 @@ struct ModesScope {
   aten::Modes before;
 };
 
+/// Whether the program raises for these inputs, or otherwise leaves what the graph can express. Nothing has run yet.
+bool runs_in_eager(const Entry& entry, const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> asked;
+  asked.reserve(entry.eager_condition_inputs.size());
+  for (size_t i : entry.eager_condition_inputs) asked.push_back(inputs[i]);
+  return entry.eager_condition->call(std::move(asked)).at(0).item<bool>();
+}
+
 /// The graph's outputs for the inputs `values`. Lets go of what the guards fetched once the inputs are held otherwise.
 GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& owned) {
   GraphOutputs out;
@@ -104,6 +112,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
       inputs.push_back(PyFloat_CheckExact(values[i])
                            ? at::scalar_tensor(PyFloat_AS_DOUBLE(values[i]), at::TensorOptions().dtype(at::kDouble))
                            : THPVariable_Unpack(values[i]));
+    if (entry.eager_condition && runs_in_eager(entry, inputs)) throw RunAgain{};
     entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
     try {
