@@ -347,8 +347,7 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
   if (PyObject* number = number_among(args, count_of(nargsf, kwnames))) {
-    if (t == &PyType_Type && count_of(nargsf, kwnames) == 1)
-      return Py_NewRef(reinterpret_cast<PyObject*>(&PyFloat_Type));
+    if (t == &PyType_Type && count_of(nargsf, kwnames) == 1) return Py_NewRef(class_of_number(number));
     if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
   }

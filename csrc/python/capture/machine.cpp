@@ -462,30 +462,33 @@ CaptureResult Machine::run() {
 CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {
   names();
   load_callables();
-  if (given.item_numbers || (given.changing_floats && !given.changing_floats->empty())) load_numbers();
+  if (given.item_numbers || (given.changing_numbers && !given.changing_numbers->empty())) load_numbers();
   CaptureOptions options = given;
   int specializations = 0;
+  bool int_needed = false;
   std::unordered_map<int, BreakReason> reasons;
   for (int attempt = 0; attempt < 64; ++attempt) {
     Machine m(tstate, frame, options);
     m.break_reasons = reasons;
     CaptureResult result = m.run();
-    if (!m.needed_floats.empty() || !m.needed_items.empty()) {
-      for (const std::string& s : m.needed_floats)
+    if (!m.needed_numbers.empty() || !m.needed_items.empty()) {
+      for (const std::string& s : m.needed_numbers)
         log_artifact(Topic::recompiles, s,
                      "changes between calls, but stays a constant: its value is needed\n" + m.reason.stack);
       for (const std::string& s : m.needed_items)
         log_artifact(Topic::graph_breaks, s, "breaks the graph: its value is needed\n" + m.reason.stack);
-      options.constant_floats.insert(m.needed_floats.begin(), m.needed_floats.end());
+      options.constant_numbers.insert(m.needed_numbers.begin(), m.needed_numbers.end());
       options.breaking_items.insert(m.needed_items.begin(), m.needed_items.end());
+      // Ints are needed more often than not (as sizes, indices, bounds): a second one is reason enough to stop trying.
+      if (m.needed_int && std::exchange(int_needed, true)) options.ints_change = false;
       if (++specializations >= kMostSpecializations) {
-        options.changing_floats = nullptr;
+        options.changing_numbers = nullptr;
         options.item_numbers = false;
       }
       continue;
     }
     if (m.done) {
-      result.constant_floats = options.constant_floats;
+      result.constant_numbers = options.constant_numbers;
       result.breaking_items = options.breaking_items;
       return result;
     }

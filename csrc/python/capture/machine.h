@@ -217,11 +217,13 @@ class Machine {
   static PyObject* unless_declined(PyObject* result, bool* handled);
 
   // --- numbers that the graph computes with: numbers.cpp ---
-  /// Whether `o`, a float or a tuple with floats found at `source`, is to be an input of the graph.
+  /// Whether `o`, a float or an int or a tuple with such found at `source`, is to be an input of the graph.
   bool is_changing(PyObject* o, const SourcePtr& source) const;
-  /// The kiln._numbers.Number that stands for float `o`. New reference.
+  /// The kiln._numbers.Number that stands for `o`, a float or an int. New reference.
   PyObject* number_for(PyObject* o, const SourcePtr& source);
   bool is_number(PyObject* o) const;
+  /// float or int. Borrowed.
+  static PyObject* class_of_number(PyObject* number);
   /// The first number among `args`, with `nested` also in lists and tuples; borrowed, or null.
   PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;
   /// Ends this attempt, since the value of `number` is needed. Null.
@@ -241,10 +243,10 @@ class Machine {
   PyObject* number_step(PyObject* const* args, size_t n);
   PyObject* operate_on_numbers(const char* op, PyObject* const* args);
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
-  bool has_numbers = false;
+  bool has_numbers = false, needed_int = false;
   std::unordered_map<std::string, py::Ref> numbers;         // by source
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
-  std::unordered_set<std::string> needed_floats;            // sources whose values the program needed
+  std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
   std::unordered_set<std::string> needed_items;             // call sites of item() likewise
 
   // --- when a call is to run in eager: eager_condition.cpp ---

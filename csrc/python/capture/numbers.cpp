@@ -1,6 +1,6 @@
-// Floats that changed between calls, and those that item() gives: the graph has them as 0-dim tensors, and the program
-// sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that float
-// for a constant again, or breaks at that call of item().
+// Floats and ints that changed between calls, and those that item() gives: the graph has them as 0-dim tensors, and the
+// program sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that
+// number for a constant again, or breaks at that call of item().
 #include <ATen/ScalarOps.h>
 
 #include "aten/fake.h"
@@ -31,39 +31,50 @@ void load_numbers() { number_type(); }
 
 bool Machine::is_number(PyObject* o) const { return has_numbers && Py_TYPE(o) == number_type(); }
 
+PyObject* Machine::class_of_number(PyObject* number) {
+  const py::Ref bound = py::check(PyObject_GetAttrString(number, "bound"));
+  return reinterpret_cast<PyObject*>(bound.get() == Py_None ? &PyFloat_Type : &PyLong_Type);
+}
+
 bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
-  if (!options.changing_floats || options.changing_floats->empty()) return false;
+  if (!options.changing_numbers || options.changing_numbers->empty()) return false;
   const auto changes = [&](const SourcePtr& s) {
     const std::string text = s->text();
-    return options.changing_floats->count(text) && !options.constant_floats.count(text);
+    return options.changing_numbers->count(text) && !options.constant_numbers.count(text);
   };
-  if (PyFloat_CheckExact(o)) return changes(source);
-  if (!PyTuple_CheckExact(o)) return false;
+  const auto may = [&](PyObject* x) {
+    return PyFloat_CheckExact(x) ? options.floats_change : options.ints_change && guards::is_small_int(x);
+  };
+  if (!PyTuple_CheckExact(o)) return may(o) && changes(source);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
-    if (PyFloat_CheckExact(PyTuple_GET_ITEM(o, i)) && changes(guards::list_item(source, i))) return true;
+    if (may(PyTuple_GET_ITEM(o, i)) && changes(guards::list_item(source, i))) return true;
   return false;
 }
 
 PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
   const std::string text = source->text();
   if (auto it = numbers.find(text); it != numbers.end()) return it->second.new_ref();
+  const bool whole = PyLong_CheckExact(o);
   py::Ref real, fake;
   {
     aten::RecordingPaused paused;
-    const at::Tensor t = at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
+    const at::Tensor t = whole ? at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong))
+                               : at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
     real = py::Ref::steal(THPVariable_Wrap(t));
   }
   if (!real) return nullptr;
   fake = py::Ref::steal(make_fake(real.get(), source));
   if (!fake) return nullptr;
-  find(fake.get())->active = true;  // the float is found again, not a tensor: its type is the only guard
-  guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(&PyFloat_Type), py311::type_version(&PyFloat_Type));
+  find(fake.get())->active = true;  // the number is found again, not a tensor: its type is the only guard
+  if (whole)
+    guard(Guard::Kind::SmallInt, source);
+  else
+    guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(&PyFloat_Type), py311::type_version(&PyFloat_Type));
   has_numbers = true;
   Paused plainly(*this);
-  py::Ref sources = py::Ref::steal(Py_BuildValue("(s)", text.c_str()));
-  py::Ref number = py::Ref::steal(sources ? PyObject_CallFunctionObjArgs(reinterpret_cast<PyObject*>(number_type()),
-                                                                         fake.get(), sources.get(), nullptr)
-                                          : nullptr);
+  py::Ref bound = whole ? py::Ref::steal(PyLong_FromLongLong(guards::kSmallInt - 1)) : py::Ref::borrow(Py_None);
+  py::Ref number = py::Ref::steal(PyObject_CallFunction(reinterpret_cast<PyObject*>(number_type()), "O(s)OO",
+                                                        fake.get(), text.c_str(), Py_False, bound.get()));
   if (!number) return nullptr;
   number_sources[number.get()] = source;
   return (numbers[text] = number).new_ref();
@@ -85,10 +96,13 @@ PyObject* Machine::need_values(PyObject* sources) {
     if (!needed_items.empty()) break;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
       const std::string source = PyUnicode_AsUTF8(PyTuple_GET_ITEM(sources, i));
-      if (source.starts_with(kItem) == items) (items ? needed_items : needed_floats).insert(source);
+      if (source.starts_with(kItem) != items) continue;
+      (items ? needed_items : needed_numbers).insert(source);
+      if (auto number = numbers.find(source); number != numbers.end())
+        needed_int |= class_of_number(number->second.get()) == reinterpret_cast<PyObject*>(&PyLong_Type);
     }
   }
-  return graph_break("symbolic-branch", "the value of a float that the graph computes with is needed");
+  return graph_break("symbolic-branch", "the value of a number that the graph computes with is needed");
 }
 
 std::string Machine::call_site() const {

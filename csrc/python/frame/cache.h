@@ -49,8 +49,9 @@ struct CodeCache {
   std::vector<EntryPtr> entries;
   bool eager = false;    // compile no more: the code cannot be captured, or the limit is reached
   int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
-  /// Sources of floats that had another value in a later call, and those of them whose values the program needs.
-  std::unordered_set<std::string> changing_floats, constant_floats;
+  /// Sources of floats and ints that had another value in a later call, and those of them whose values the program
+  /// needs.
+  std::unordered_set<std::string> changing_numbers, constant_numbers;
   /// Calls of item() whose value the program needs.
   std::unordered_set<std::string> breaking_items;
   struct Owner {

@@ -241,15 +241,17 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     StageTimer timer("capture");
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
-    if (!config.backend) options.changing_floats = &cache.changing_floats;
-    options.constant_floats = cache.constant_floats;
+    if (!config.backend) options.changing_numbers = &cache.changing_numbers;
+    options.floats_change = !pass_disabled("capture.changing_floats");
+    options.ints_change = !pass_disabled("capture.changing_ints");
+    options.constant_numbers = cache.constant_numbers;
     options.item_numbers = !config.backend && !pass_disabled("capture.item_numbers");
     options.breaking_items = cache.breaking_items;
     options.for_fx = static_cast<bool>(config.backend);
     options.look_through = [&](PyObject* o) { return original_of(o, config); };
     const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
-    cache.constant_floats = result.constant_floats;
+    cache.constant_numbers = result.constant_numbers;
     cache.breaking_items = result.breaking_items;
   }
   check_signals();
@@ -333,9 +335,9 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   }
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
-  if (!cache.entries.empty() && !pass_disabled("capture.changing_floats"))
-    for (const auto& source : cache.entries.front()->tree.changed_floats(call_of(code, frame)))
-      cache.changing_floats.insert(source->text());
+  if (!cache.entries.empty())
+    for (const auto& source : cache.entries.front()->tree.changed_numbers(call_of(code, frame)))
+      cache.changing_numbers.insert(source->text());
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles >= kOwners * limit;
   if (all || owner.compiles >= limit) {

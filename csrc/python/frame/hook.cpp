@@ -94,6 +94,14 @@ struct ModesScope {
   aten::Modes before;
 };
 
+/// What the graph gets for a tensor, or for a float or int that changes from call to call.
+at::Tensor input_tensor(PyObject* o) {
+  if (PyFloat_CheckExact(o)) return at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
+  if (PyLong_CheckExact(o))
+    return at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong));
+  return THPVariable_Unpack(o);
+}
+
 /// Whether the program raises for these inputs, or otherwise leaves what the graph can express. Nothing has run yet.
 bool runs_in_eager(const Entry& entry, const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> asked;
@@ -108,10 +116,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
   if (entry.graph) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
-    for (size_t i = 0; i < entry.num_inputs; ++i)
-      inputs.push_back(PyFloat_CheckExact(values[i])
-                           ? at::scalar_tensor(PyFloat_AS_DOUBLE(values[i]), at::TensorOptions().dtype(at::kDouble))
-                           : THPVariable_Unpack(values[i]));
+    for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(input_tensor(values[i]));
     if (entry.eager_condition && runs_in_eager(entry, inputs)) throw RunAgain{};
     entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
