@@ -31,6 +31,11 @@ def run_in_eager_if(condition, number):
     _C._number("eager_if", condition, number.sources)
 
 
+def decide(condition, number):
+    """The truth of `condition`, a bool tensor, for a branch. A guard of its own tells calls for which it is another."""
+    return _C._number("decide", condition, number.sources)
+
+
 def value(tensor):
     """The float or int that a number is when the captured part is left."""
     return tensor.item() if isinstance(tensor, torch.Tensor) else tensor
@@ -140,6 +145,9 @@ class Number:
     def __rpow__(self, other, modulo=None):
         return power(other, self) if is_constant(other) else NotImplemented
 
+    def __bool__(self):
+        return decide(self.tensor != 0, self)
+
     def __getattr__(self, name):
         specialize(self)
 
@@ -212,6 +220,26 @@ def arithmetic(name, bound):
     return method, reflected
 
 
+def comparison(name):
+    """A method that compares a number with another, or with a constant."""
+    function = getattr(operator, name)
+
+    def method(self, other):
+        if not (is_number(other) or is_constant(other)):
+            return NotImplemented
+        if is_int(self) != is_int(other) and max([bound_of(o) for o in (self, other) if is_int(o)]) > EXACT:
+            specialize(self)
+        if is_int(self) and is_int(other):
+            if bound_of(other) > LARGEST:
+                specialize(self)
+            condition = function(self.tensor, other.tensor if is_number(other) else int(other))
+        else:
+            condition = function(as_operand(self), as_operand(other))
+        return decide(condition, self if not is_number(other) else Number(None, joined(self, other)))
+
+    return method
+
+
 def refuse(name):
     """A method that needs the value."""
 
@@ -238,7 +266,9 @@ for _name, _bound in (("add", operator.add), ("sub", operator.add), ("mul", oper
     _method, _reflected = arithmetic(_name, _bound)
     setattr(Number, f"__{_name}__", _method)
     setattr(Number, f"__r{_name}__", _reflected)
-for _name in ("divmod", "rdivmod", "eq", "ne", "lt", "le", "gt", "ge"):
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Number, f"__{_name}__", comparison(_name))
+for _name in ("divmod", "rdivmod"):
     setattr(Number, f"__{_name}__", refuse(_name))
 for _name in ("and", "or", "xor", "lshift", "rshift"):
     setattr(Number, f"__{_name}__", refuse_bits(_name))
@@ -246,7 +276,6 @@ for _name in ("and", "or", "xor", "lshift", "rshift"):
 Number.__invert__ = refuse("invert")
 for _name in (
     "hash",
-    "bool",
     "int",
     "float",
     "complex",
@@ -286,7 +315,7 @@ def select(wins, args):
         if not (is_number(a) or type(a) is int or type(a) is float):
             specialize(number)
     if is_int(args[0]) != is_int(args[1]):  # either class may come out
-        specialize(number)
+        return args[1] if wins(args[1], args[0]) else args[0]
     bound = max(bound_of(args[0]), bound_of(args[1])) if is_int(number) else None
     if bound is not None and bound > LARGEST:
         specialize(number)

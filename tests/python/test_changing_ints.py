@@ -166,6 +166,40 @@ def test_constants_stay_constants():
     assert any("L['n'] == 3" in g for g in kiln.explain(lambda x, n: x.reshape(n, -1))(X, 3).guards)
 
 
+def test_branches_are_guards():
+    def f(x, i, w):
+        if i % 10 == 0:
+            x = x * 2
+        if w > 0.5 or not i:
+            x = x + i
+        return x * w
+
+    compiled = kiln.compile(f)
+    for i in range(1, 40):
+        same(f(X, i, 1 / (i + 1)), compiled(X, i, 1 / (i + 1)))
+    assert len(compiled._entries) == 3  # constants, others, every tenth
+
+
+def test_a_branch_keeps_a_division_from_zero():
+    def f(x, n):
+        return x / n + 7 // n if n != 0 else x
+
+    compiled = kiln.compile(f)
+    for n in (3, 4, 0, 5, 0, 6):
+        same(f(X, n), compiled(X, n))
+
+
+def test_branches_that_go_back_and_forth():
+    def f(x, i, j):
+        while i > j:
+            i, x = i - 3, x * 2
+        return x, i, sorted([j, i, 4]), [i, j].index(j)
+
+    compiled = kiln.compile(f)
+    for i, j in ((5, 1), (7, 2), (3, 3), (9, 1), (2, 1), (14, 3), (5, 4), (7, 7)):
+        same(f(X, i, j), compiled(X, i, j))
+
+
 def test_ints_that_are_always_needed_settle_as_before():
     def f(x, i):
         return x[i % 3 :] if i % 2 == 0 else x * i

@@ -38,6 +38,9 @@ struct CaptureResult {
   /// eager. Null if there is no such condition.
   std::shared_ptr<graph::Graph> eager_condition;
   std::vector<size_t> eager_condition_inputs;  // by index in `inputs`
+  /// The same, as a guard: if it is true, the program takes another branch than the captured one.
+  std::shared_ptr<graph::Graph> other_branch;
+  std::vector<size_t> other_branch_inputs;
 };
 
 /// Options of one kiln.compile call that capture needs.

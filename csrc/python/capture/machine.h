@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -249,13 +250,22 @@ class Machine {
   std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
   std::unordered_set<std::string> needed_items;             // call sites of item() likewise
 
-  // --- when a call is to run in eager: eager_condition.cpp ---
+  // --- conditions on numbers: conditions.cpp ---
+  using NodeSet = std::unordered_set<graph::Node*>;
+  /// Bool tensors of one element, each with the truth that it is asked for, and all that they are computed by.
+  struct Conditions {
+    NodeSet nodes;
+    std::vector<std::pair<graph::Value, bool>> values;
+  };
   /// Takes a bool tensor of one element: where it holds, the call runs in eager. False if it depends on more than a few
   /// single elements.
   bool add_eager_condition(const at::Tensor& condition);
-  /// Puts the conditions into result.eager_condition.
-  void make_eager_condition();
-  std::vector<graph::Value> eager_conditions;
+  /// The truth of such a tensor for this call, which becomes a guard. None if it depends on more.
+  std::optional<bool> decide(const at::Tensor& condition);
+  /// What `value` is computed by. False if that is more than a few single elements.
+  bool trace_back(graph::Value value, NodeSet* nodes);
+  /// A graph on the inputs `taken` that says whether one of the conditions has its truth; null if there are none.
+  std::shared_ptr<graph::Graph> any_of(const Conditions& conditions, const char* name, std::vector<size_t>* taken);
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -428,9 +438,9 @@ class Machine {
   std::unordered_set<SourceKey, SourceKeyHash> guards_taken_;
   std::unordered_map<PyTypeObject*, Class> classes_;
   std::unordered_map<PyTypeObject*, CState> c_states_;
-  std::unordered_set<const graph::Node*> condition_nodes_;  // what the eager conditions are computed by
+  Conditions eager_conditions_, branches_;
+  std::unordered_map<const graph::Node*, size_t> node_order_;                  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
-  size_t num_nodes_seen_ = 0;                                                  // for writers_
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {
     size_t operator()(const Pair& p) const noexcept {

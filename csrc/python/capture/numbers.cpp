@@ -87,6 +87,11 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
     KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
     return add_eager_condition(THPVariable_Unpack(args[1])) ? Py_NewRef(Py_None) : need_values(args[2]);
   }
+  if (PyUnicode_CompareWithASCIIString(args[0], "decide") == 0) {
+    KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
+    const std::optional<bool> truth = decide(THPVariable_Unpack(args[1]));
+    return truth ? Py_NewRef(*truth ? Py_True : Py_False) : need_values(args[2]);
+  }
   return need_values(args[1]);
 }
 

@@ -167,11 +167,15 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     entry.graph = compiler::compile_traced(*result.traced, examples, own_compiler(config));
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
-    if (!result.eager_condition) return;
-    std::vector<at::Tensor> asked;
-    for (size_t i : result.eager_condition_inputs) asked.push_back(examples.at(i));
-    entry.eager_condition = compiler::compile_traced(*result.eager_condition, asked, own_compiler(config));
+    const auto condition = [&](const std::shared_ptr<graph::Graph>& g, const std::vector<size_t>& inputs) {
+      std::vector<at::Tensor> asked;
+      for (size_t i : inputs) asked.push_back(examples.at(i));
+      return g ? compiler::compile_traced(*g, asked, own_compiler(config)) : nullptr;
+    };
+    entry.eager_condition = condition(result.eager_condition, result.eager_condition_inputs);
+    entry.other_branch = condition(result.other_branch, result.other_branch_inputs);
     entry.eager_condition_inputs = result.eager_condition_inputs;
+    entry.other_branch_inputs = result.other_branch_inputs;
     return;
   }
   KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
@@ -301,8 +305,8 @@ std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& 
   std::string text;
   for (size_t i = 0; i < cache.entries.size(); ++i) {
     const std::string failure = cache.entries[i]->tree.failure(call);
-    text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? "no guard fails" : failure) +
-            "\n";
+    const char* none = cache.entries[i]->other_branch ? "a number decides for another branch" : "no guard fails";
+    text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? none : failure) + "\n";
   }
   return text;
 }
