@@ -148,6 +148,11 @@ void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   const OpInfo* functional = find_op(graph::Op(name.overload_name.empty() ? twin : twin + "." + name.overload_name));
   // Some overloads are named in one form only: floor_divide_.Tensor and floor_divide, ldexp_ and ldexp.Tensor.
   if (!functional) functional = find_op(graph::Op(name.overload_name.empty() ? twin + ".Tensor" : twin));
+  // pow_.Scalar takes the power of a tensor, pow.Scalar that of a number.
+  const auto takes_tensor = [](const OpInfo* f) {
+    return !f->schema().arguments().empty() && f->schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType;
+  };
+  if (functional && !takes_tensor(functional)) functional = find_op(graph::Op(twin + ".Tensor_" + name.overload_name));
   if (!functional || functional->schema().arguments().size() != args.size()) return;
   const at::Tensor& self = args[0].toTensor();
   std::vector<int64_t> sizes;

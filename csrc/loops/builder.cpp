@@ -309,7 +309,7 @@ Cost cost_of(const std::vector<Buffer>& buffers, const std::vector<int64_t>& ran
     const Opcode op = n.insts[id].op;
     if (op == Opcode::Load || op == Opcode::MaskedLoad)
       ++c.loads;
-    else if (op == Opcode::Pow || (op >= Opcode::Exp && op <= Opcode::Sigmoid))
+    else if (op == Opcode::Pow || op == Opcode::PowScalar || (op >= Opcode::Exp && op <= Opcode::Sigmoid))
       ++c.math;
     else if (op != Opcode::ConstInt && op != Opcode::ConstFloat)
       ++c.ops;

@@ -206,6 +206,7 @@ T float_op(Opcode op, T a, T b, T c) {
     case Opcode::Fmin:
       return std::isnan(b) ? a : a < b ? a : b;
     case Opcode::Pow:
+    case Opcode::PowScalar:
       return std::pow(a, b);
     case Opcode::Atan2:
       return std::atan2(a, b);

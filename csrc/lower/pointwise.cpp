@@ -1,5 +1,6 @@
 #include "lower/pointwise.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -127,6 +128,14 @@ bool div_mode(Lowering& l, const Node& n) {
   return binary<F2(is_floating(a.dtype) ? o.Trunc(o.Div(a, b)) : o.TruncDiv(a, b))>(l, n);
 }
 
+// A single element is no whole vector: ATen computes it by the C library's pow, as Python does its floats.
+bool power(Lowering& l, const Node& n) {
+  const TensorMeta& out = n.results[0];
+  const bool single = std::all_of(out.sizes.begin(), out.sizes.end(), [](int64_t size) { return size == 1; });
+  if (single && out.dtype == DType::Float64) return binary<F2(o.PowScalar(a, b)), 20>(l, n);
+  return binary<F2(o.Pow(a, b)), 20>(l, n);
+}
+
 // ATen's own list of exponents that it computes without pow.
 bool pow_scalar(Lowering& l, const Node& n) {
   const Arg& e = n.arg(1);
@@ -144,12 +153,12 @@ bool pow_scalar(Lowering& l, const Node& n) {
   } else if (v < 0) {
     return false;  // an error in eager
   }
-  return binary<F2(o.Pow(a, b)), 20>(l, n);
+  return power(l, n);
 }
 
 bool pow_tensor(Lowering& l, const Node& n) {
   if (!is_floating(n.results[0].dtype)) return false;  // negative exponents raise
-  return binary<F2(o.Pow(a, b)), 20>(l, n);
+  return power(l, n);
 }
 
 // `a` to bool, as != 0.

@@ -11,7 +11,8 @@ namespace {
 constexpr int64_t kMostBytes = 256 << 10;  // of one row: it should stay in the cache
 
 bool is_costly(Opcode op) {
-  return op == Opcode::Pow || op == Opcode::Fmod || (op >= Opcode::Exp && op <= Opcode::Sigmoid);
+  return op == Opcode::Pow || op == Opcode::PowScalar || op == Opcode::Fmod ||
+         (op >= Opcode::Exp && op <= Opcode::Sigmoid);
 }
 
 /// Finds for the values of stage `k` the equal ones of an earlier stage `j` with the same loops.

@@ -1,12 +1,18 @@
-"""Python floats whose value changes from call to call, as captured code sees them: arithmetic that goes into the graph."""
+"""Python floats and ints whose value a captured graph does not know: those that change from call to call, and what
+item() gives.
+Captured code sees a Number, whose arithmetic goes into the graph and gives what Python's gives, bit by bit."""
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 
 from kiln import _C
+
+# Magnitudes of ints up to which float64 is exact, and which int64 holds.
+EXACT, LARGEST = 2**53, 2**63 - 1
 
 
 def is_number(o):
@@ -14,64 +20,224 @@ def is_number(o):
 
 
 def specialize(number):
-    """Ends this attempt: the floats that `number` comes from are constants in the next one."""
+    """Ends this attempt: in the next one the floats that `number` comes from are constants, and the item() calls that it
+    comes from break the graph."""
     _C._number("specialize", number.sources)
 
 
+def run_in_eager_if(condition, number):
+    """Has a call for which `condition`, a bool tensor, holds run in eager: `number`'s arithmetic raises an exception then,
+    or leaves the floats. It is asked before the graph runs, so it must depend on nothing but single elements."""
+    _C._number("eager_if", condition, number.sources)
+
+
+def decide(condition, number):
+    """The truth of `condition`, a bool tensor, for a branch. A guard of its own tells calls for which it is another."""
+    return _C._number("decide", condition, number.sources)
+
+
 def value(tensor):
-    """The float that a number is when the captured part is left."""
-    return tensor.item()
+    """The float or int that a number is when the captured part is left."""
+    return tensor.item() if isinstance(tensor, torch.Tensor) else tensor
+
+
+def item(tensor, source):
+    """What item() gives for a tensor of one element."""
+    tensor = tensor.detach()
+    # A copy: the tensor may be written in place later.
+    tensor = tensor.clone() if tensor.dtype is torch.float64 else tensor.to(torch.float64)
+    return Number(tensor.reshape(()) if tensor.dim() > 0 else tensor, (source,))
+
+
+def joined(a, b):
+    """The sources of both numbers."""
+    return a.sources if a.sources == b.sources else a.sources + tuple([s for s in b.sources if s not in a.sources])
+
+
+def sources_of(a, b):
+    """Of those two operands that are numbers."""
+    if not is_number(a):
+        return b.sources
+    return joined(a, b) if is_number(b) else a.sources
+
+
+def is_constant(o):
+    """An operand whose arithmetic is that of floats and ints; NumPy's scalars have their own."""
+    return type(o) is float or type(o) is int or type(o) is bool
+
+
+def is_int(o):
+    """Of numbers and constants."""
+    return o.bound is not None if is_number(o) else type(o) is not float
+
+
+def bound_of(o):
+    return o.bound if is_number(o) else abs(int(o))
+
+
+def constant(c):
+    return torch.tensor(float(c), dtype=torch.float64)
+
+
+def as_operand(o):
+    """A number's tensor, or the constant, as a float."""
+    if not is_number(o):
+        return float(o)
+    return o.tensor if o.bound is None else o.tensor.to(torch.float64)
+
+
+def whole(tensor, a, b, bound):
+    """An int computed from `a` and `b`."""
+    result = Number(tensor, sources_of(a, b), bound=bound)
+    if bound > LARGEST:
+        specialize(result)
+    return result
 
 
 class Number:
-    """Stands for a float that the graph gets as a 0-dim float64 tensor. What needs its value makes it a constant."""
+    """Stands for a float that the graph has as a 0-dim float64 tensor, or an int that it has as one of int64. What needs its
+    value ends the attempt."""
 
-    __slots__ = ("sources", "tensor")
+    __slots__ = ("bound", "nonzero", "sources", "tensor")
 
-    def __init__(self, tensor, sources):
-        self.tensor = tensor  # 0-dim, float64
-        self.sources = sources  # of the floats that it was computed from
+    def __init__(self, tensor, sources, nonzero=False, bound=None):
+        self.tensor = tensor  # 0-dim
+        self.sources = sources  # of the floats, ints and item() calls that it was computed from
+        self.nonzero = nonzero  # known to be no zero
+        self.bound = bound  # an int: its magnitude is no larger. None: a float
 
     @property
     def __class__(self):  # isinstance(number, float)
-        return float
+        return float if self.bound is None else int
 
     def __neg__(self):
-        return Number(-self.tensor, self.sources)
+        return Number(-self.tensor, self.sources, self.nonzero, self.bound)
 
     def __pos__(self):
         return self
 
     def __abs__(self):
-        return Number(self.tensor.abs(), self.sources)
+        return Number(self.tensor.abs(), self.sources, self.nonzero, self.bound)
+
+    def __truediv__(self, other):
+        return divide(self, other) if is_number(other) or is_constant(other) else NotImplemented
+
+    def __rtruediv__(self, other):
+        return divide(other, self) if is_constant(other) else NotImplemented
+
+    def __floordiv__(self, other):
+        return divide_whole(self, other, False) if is_number(other) or is_constant(other) else NotImplemented
+
+    def __rfloordiv__(self, other):
+        return divide_whole(other, self, False) if is_constant(other) else NotImplemented
+
+    def __mod__(self, other):
+        return divide_whole(self, other, True) if is_number(other) or is_constant(other) else NotImplemented
+
+    def __rmod__(self, other):
+        return divide_whole(other, self, True) if is_constant(other) else NotImplemented
+
+    def __pow__(self, other, modulo=None):
+        if modulo is not None:
+            specialize(self)
+        return power(self, other) if is_number(other) or is_constant(other) else NotImplemented
+
+    def __rpow__(self, other, modulo=None):
+        return power(other, self) if is_constant(other) else NotImplemented
+
+    def __bool__(self):
+        return decide(self.tensor != 0, self)
 
     def __getattr__(self, name):
         specialize(self)
 
 
-def arithmetic(name):
-    """A method for `name` and its reflected form, between numbers and floats; tensors never come here (see binary)."""
+def check_divisor(divisor, number):
+    """Division by zero is an exception."""
+    if not is_number(divisor):
+        if divisor == 0:
+            specialize(number)
+    elif not divisor.nonzero:
+        run_in_eager_if(divisor.tensor == 0, divisor)
+
+
+def divide(a, b):
+    check_divisor(b, a)
+    if is_int(a) and is_int(b) and max(bound_of(a), bound_of(b)) > EXACT:  # Python rounds once
+        specialize(a if is_number(a) else b)
+    # The dividend is a tensor: a number divided by a tensor is a product with its reciprocal.
+    return Number((as_operand(a) if is_number(a) else constant(a)) / as_operand(b), sources_of(a, b))
+
+
+def divide_whole(a, b, remainder):
+    """// and %, of ints."""
+    if not (is_int(a) and is_int(b)):
+        specialize(a if is_number(a) else b)
+    check_divisor(b, a)
+    x, y = [o.tensor if is_number(o) else torch.tensor(int(o)) for o in (a, b)]
+    if remainder:
+        return whole(torch.remainder(x, y), a, b, bound_of(b))
+    return whole(torch.div(x, y, rounding_mode="floor"), a, b, bound_of(a))
+
+
+def power(a, b):
+    """a ** b. The exponent is always a tensor: for some numbers torch.pow has formulas of its own, and for a single
+    element of float64 it otherwise calls the C library's pow, as Python does."""
+    if is_int(a) and is_int(b):
+        if is_number(b):  # the sign of the exponent decides on the class
+            specialize(b)
+        if b > 62:
+            specialize(a)
+        if b >= 0:
+            return whole(torch.pow(a.tensor, int(b)), a, b, a.bound ** int(b))
+    exponent = as_operand(b) if is_number(b) else constant(b)
+    result = Number(torch.pow(as_operand(a), exponent), sources_of(a, b))
+    # Python raises for overflow and for zero to a negative power, and gives complex numbers for roots of negative ones.
+    run_in_eager_if((result.tensor.abs() < math.inf).logical_not(), result)
+    return result
+
+
+def arithmetic(name, bound):
+    """A method for `name` and its reflected form, between numbers and constants; tensors never come here (see binary).
+    `bound` is the result's, of ints."""
+    function = getattr(operator, name)
+
+    def compute(a, b):
+        if not (is_int(a) and is_int(b)):
+            return Number(function(as_operand(a), as_operand(b)), sources_of(a, b))
+        for o in (a, b):
+            if bound_of(o) > LARGEST:
+                specialize(a if is_number(a) else b)
+        x, y = [o.tensor if is_number(o) else int(o) for o in (a, b)]
+        return whole(function(x, y), a, b, bound(bound_of(a), bound_of(b)))
+
+    def method(self, other):
+        return compute(self, other) if is_number(other) or is_constant(other) else NotImplemented
+
+    def reflected(self, other):
+        return compute(other, self) if is_constant(other) else NotImplemented
+
+    return method, reflected
+
+
+def comparison(name):
+    """A method that compares a number with another, or with a constant."""
     function = getattr(operator, name)
 
     def method(self, other):
-        if is_number(other):
-            if name == "truediv":  # by zero is an exception
-                specialize(other)
-            return Number(function(self.tensor, other.tensor), self.sources + other.sources)
-        if isinstance(other, (int, float)):
-            if name == "truediv" and other == 0:
+        if not (is_number(other) or is_constant(other)):
+            return NotImplemented
+        if is_int(self) != is_int(other) and max([bound_of(o) for o in (self, other) if is_int(o)]) > EXACT:
+            specialize(self)
+        if is_int(self) and is_int(other):
+            if bound_of(other) > LARGEST:
                 specialize(self)
-            return Number(function(self.tensor, other), self.sources)
-        return NotImplemented
+            condition = function(self.tensor, other.tensor if is_number(other) else int(other))
+        else:
+            condition = function(as_operand(self), as_operand(other))
+        return decide(condition, self if not is_number(other) else Number(None, joined(self, other)))
 
-    def reflected(self, other):
-        if isinstance(other, (int, float)):
-            if name == "truediv":
-                specialize(self)
-            return Number(function(other, self.tensor), self.sources)
-        return NotImplemented
-
-    return method, reflected
+    return method
 
 
 def refuse(name):
@@ -84,30 +250,32 @@ def refuse(name):
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv"):
-    _method, _reflected = arithmetic(_name)
+def refuse_bits(name):
+    """A method that ints have, and floats have not."""
+
+    def method(self, *args):
+        if self.bound is None:
+            return NotImplemented
+        specialize(self)
+
+    method.__name__ = name
+    return method
+
+
+for _name, _bound in (("add", operator.add), ("sub", operator.add), ("mul", operator.mul)):
+    _method, _reflected = arithmetic(_name, _bound)
     setattr(Number, f"__{_name}__", _method)
     setattr(Number, f"__r{_name}__", _reflected)
-for _name in (
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "rfloordiv",
-    "rmod",
-    "rdivmod",
-    "rpow",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-):
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Number, f"__{_name}__", comparison(_name))
+for _name in ("divmod", "rdivmod"):
     setattr(Number, f"__{_name}__", refuse(_name))
+for _name in ("and", "or", "xor", "lshift", "rshift"):
+    setattr(Number, f"__{_name}__", refuse_bits(_name))
+    setattr(Number, f"__r{_name}__", refuse_bits("r" + _name))
+Number.__invert__ = refuse("invert")
 for _name in (
     "hash",
-    "bool",
     "int",
     "float",
     "complex",
@@ -125,17 +293,96 @@ for _name in ("array", "copy", "deepcopy", "reduce_ex", "reduce"):
     setattr(Number, f"__{_name}__", refuse(_name))
 
 
+def largest(*args):
+    """max() of two."""
+    return select(operator.gt, args)
+
+
+def smallest(*args):
+    """min() of two."""
+    return select(operator.lt, args)
+
+
+def first_number(args):
+    return next(a for a in args if is_number(a))
+
+
+def select(wins, args):
+    number = first_number(args)
+    if len(args) != 2:
+        specialize(number)
+    for a in args:
+        if not (is_number(a) or type(a) is int or type(a) is float):
+            specialize(number)
+    if is_int(args[0]) != is_int(args[1]):  # either class may come out
+        return args[1] if wins(args[1], args[0]) else args[0]
+    bound = max(bound_of(args[0]), bound_of(args[1])) if is_int(number) else None
+    if bound is not None and bound > LARGEST:
+        specialize(number)
+    a, b = [x.tensor if is_number(x) else x for x in args]
+    # The larger of a positive constant and anything is no zero.
+    nonzero = [not is_number(c) and wins(c, 0) for c in args]
+    return Number(torch.where(wins(b, a), b, a), sources_of(*args), nonzero[0] or nonzero[1], bound)
+
+
+def square_root(number):
+    """math.sqrt."""
+    run_in_eager_if(number.tensor < 0, number)
+    return Number(as_operand(number).sqrt(), number.sources)
+
+
+def as_float(number):
+    return number if number.bound is None else Number(as_operand(number), number.sources)
+
+
+def as_int(number):
+    if number.bound is None:
+        specialize(number)
+    return number
+
+
+def as_tensor(number, dtype=None, **others):
+    """torch.tensor and torch.as_tensor."""
+    if not is_number(number) or len(others) > 0:
+        specialize(first_number((number, dtype, *others.values())))
+    if dtype is None:
+        dtype = torch.get_default_dtype() if number.bound is None else torch.int64
+    if dtype is torch.int64 and number.bound is not None:
+        return number.tensor.clone()
+    if dtype is not torch.float32 and dtype is not torch.float64:
+        specialize(number)
+    return as_operand(number).to(dtype, copy=True)
+
+
+# What takes numbers as they are; by the function that the program calls.
+FUNCTIONS = {
+    max: largest,
+    min: smallest,
+    math.sqrt: square_root,
+    float: as_float,
+    int: as_int,
+    torch.tensor: as_tensor,
+    torch.as_tensor: as_tensor,
+}
+
+
 def operand(number, tensor):
-    """`number` as the tensor that, with `tensor` as the other operand, gives what the float would give: in the type that
-    the float is converted to."""
+    """`number` as the tensor that, with `tensor` as the other operand, gives what the float or int would give: in the type
+    that it is converted to."""
     dtype = tensor.dtype
     if dtype is torch.float64 or dtype is torch.complex128:
-        return number.tensor
+        return as_operand(number)
     if dtype is torch.float32 or dtype is torch.complex64:
         return number.tensor.to(torch.float32)
     if dtype.is_floating_point or dtype.is_complex:  # half precision computes with more digits than it stores
         specialize(number)
-    return number.tensor.to(torch.get_default_dtype())
+    if number.bound is None:
+        return number.tensor.to(torch.get_default_dtype())
+    if dtype is torch.int32 and number.bound < 2**31:
+        return number.tensor.to(torch.int32)
+    if dtype is not torch.int64 and dtype is not torch.bool:  # it may not fit
+        specialize(number)
+    return number.tensor
 
 
 # Functions that take a tensor wherever they take a float, for operands of one type.
@@ -162,7 +409,10 @@ def binary(name, a, b):
     if is_number(a):
         if name in IN_PLACE:  # a name is bound anew
             name = name[1:]
-        if name in ("add", "sub", "mul", "truediv") or name in COMPARISONS:
+        if name == "truediv":  # as torch.Tensor.__rdiv__ does it
+            b = b.reciprocal()
+            return b * operand(a, b)
+        if name in ("add", "sub", "mul") or name in COMPARISONS:
             return getattr(operator, name)(operand(a, b), b)
         specialize(a)
     if name in IN_PLACE:
@@ -175,6 +425,8 @@ def binary(name, a, b):
 def call(function, args, kwargs):
     """A call of a torch function or method with a number among its arguments."""
     name = function.__name__
+    if name.startswith("_foreach_"):
+        return call_each(name[9:], args, kwargs)
     base = name[:-1] if name.endswith("_") else name
     numbers = [a for a in (*args, *kwargs.values()) if is_number(a)]
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
@@ -191,8 +443,23 @@ def call(function, args, kwargs):
         scaled = tensors[1] * operand(kwargs["value"], tensors[1])
         update = scaled * tensors[2] if base == "addcmul" else scaled / tensors[2]
         return first.add_(update) if name.endswith("_") else first.add(update)
+    if base == "pow" and not is_number(args[0]):  # some exponents have formulas of their own
+        specialize(numbers[0])
     if base in ELEMENTWISE and len(kwargs) == 0:
         if name == "where":
             first = tensors[-1]
         return function(*[operand(a, first) if is_number(a) else a for a in args])
     specialize(numbers[0])
+
+
+def call_each(name, args, kwargs):
+    """A torch._foreach function with numbers in the last of its lists."""
+    numbers = args[-1]
+    base = name[:-1] if name.endswith("_") else name
+    if len(kwargs) > 0 or base not in ("add", "sub", "mul", "div", "addcmul", "addcdiv"):
+        specialize(first_number(numbers))
+    results = []
+    for first, *others, number in zip(*args, strict=True):
+        method = getattr(first, name)
+        results.append(method(*others, value=number) if base.startswith("addc") else method(number))
+    return None if name.endswith("_") else results

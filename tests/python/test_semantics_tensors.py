@@ -744,3 +744,14 @@ def test_masks_are_drawn_as_eager_draws_them(dtype):
             states.append(torch.get_rng_state())
         assert_same(results[1], results[0])
         assert torch.equal(states[0], states[1])
+
+
+def test_powers_in_place_stay_in_the_graph():
+    def f(x):
+        return (x * 2).square_(), (x + 1).pow_(3), (x + 2).pow_(x)
+
+    x = torch.rand(3, 4)
+    for found, expected in zip(kiln.compile(f)(x), f(x), strict=True):
+        torch.testing.assert_close(found, expected)
+    kiln.reset()
+    assert kiln.explain(f)(x).graph_break_count == 0

@@ -20,7 +20,8 @@ const char* const kDivisionByZero = "ZeroDivisionError";
 namespace {
 
 bool is_math(Opcode op) {
-  return op == Opcode::Pow || op == Opcode::Fmod || (op >= Opcode::Exp && op <= Opcode::Sigmoid);
+  return op == Opcode::Pow || op == Opcode::PowScalar || op == Opcode::Fmod ||
+         (op >= Opcode::Exp && op <= Opcode::Sigmoid);
 }
 
 double inst_cost(const Inst& i) {

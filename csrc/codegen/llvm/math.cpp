@@ -54,7 +54,7 @@ const MathRow kMath[] = {
     KILN_MATH1(Erfc, erfc, "_u15", "_u15"),   KILN_MATH1(Lgamma, lgamma, "_u10", "_u10"),
     KILN_MATH2(Pow, pow, "_u10", "_u10"),     KILN_MATH2(Atan2, atan2, "_u10", "_u10"),
     KILN_MATH2(Hypot, hypot, "_u05", "_u05"), KILN_MATH2(Fmod, fmod, "", ""),
-    KILN_MATH2(Nextafter, nextafter, "", ""),
+    KILN_MATH2(Nextafter, nextafter, "", ""), KILN_MATH2(PowScalar, pow, "", ""),
 };
 #undef KILN_MATH1
 #undef KILN_MATH2
@@ -125,7 +125,8 @@ llvm::Value* Emitter::call_math(Opcode op, DType t, const std::vector<Value*>& a
     if (Value* v = inline_math(op, t, a[0])) return v;
   const MathRow& row = row_of(op);
   const bool single = t == DType::Float32;
-  if (Value* v = call_vector(row.sleef, single ? row.f32_ulp : row.f64_ulp, t, a)) return v;
+  if (op != Opcode::PowScalar)
+    if (Value* v = call_vector(row.sleef, single ? row.f32_ulp : row.f64_ulp, t, a)) return v;
   const std::string name = "kiln_libm_" + std::string(row.sleef) + (single ? "f" : "");
   if (single)
     math_.add(name, row.f32 ? reinterpret_cast<void*>(row.f32) : reinterpret_cast<void*>(row.f32_2));

@@ -18,8 +18,8 @@ KILN_BINDINGS(control) {
   m.def("_custom_function", [](const std::string&, const pybind11::args&) {
     throw UserError("a step of a captured torch.autograd.Function outside of a capture");
   });
-  m.def("_number", [](const std::string& what, const pybind11::object&) {
-    if (what != "is") throw UserError("a changing float outside of a capture");
+  m.def("_number", [](const std::string& what, const pybind11::args&) {
+    if (what != "is") throw UserError("a number of a graph outside of a capture");
     return false;
   });
   m.def("allow_in_graph", [](const pybind11::object& f) { set_rule(f, capture::UserRule::AllowInGraph); });

@@ -62,7 +62,7 @@ std::vector<PyObject*> positional_arguments(py311::Frame* frame, int* rest) {
 
 /// What torch.compiler.is_compiling() says to the code of `caller`: yes, but not where PyTorch's own code computes
 /// something else then, or refuses to.
-bool tells_compiling(const py311::Frame* caller) {
+bool tells_compiling(const py311::Frame* caller, bool item_numbers) {
   const auto in = [](const py311::Frame* f, std::string_view file) {
     return f && std::string_view(PyUnicode_AsUTF8(f->f_code->co_filename)).find(file) != std::string_view::npos;
   };
@@ -73,11 +73,24 @@ bool tells_compiling(const py311::Frame* caller) {
   if (in(caller, "/torch/nn/modules/") || in(caller, "/torch/nn/functional.py") ||
       in(caller, "/torch/autograd/graph.py"))
     return false;
-  // Optimizers keep their step counters in tensors then; this one gives such a tensor to an operator that takes
-  // numbers.
+  // Optimizers compute with tensors then in place of floats, with fewer digits; this one gives such a tensor to an
+  // operator that takes numbers.
   if (in(caller, "/torch/optim/optimizer.py") && named(caller, "_get_value"))
-    return !in(caller->previous, "/torch/optim/adamax.py");
+    return !item_numbers && !in(caller->previous, "/torch/optim/adamax.py");
+  if (in(caller, "/torch/optim/optimizer.py") && named(caller, "_stack_if_compiling")) return !item_numbers;
   return true;
+}
+
+bool is_named(PyObject* callable, const char* name) { return strcmp(name_of(callable), name) == 0; }
+
+/// Whether the one named argument of torch's function is a number that scales another: alpha, or value.
+bool takes_factor(PyObject* callable, PyObject* kwnames) {
+  PyObject* keyword = PyTuple_GET_ITEM(kwnames, 0);
+  const auto any = [&](std::initializer_list<const char*> functions) {
+    return std::any_of(functions.begin(), functions.end(), [&](const char* f) { return is_named(callable, f); });
+  };
+  if (PyUnicode_CompareWithASCIIString(keyword, "alpha") == 0) return any({"add", "add_", "sub", "sub_"});
+  return PyUnicode_CompareWithASCIIString(keyword, "value") == 0 && any({"addcmul", "addcmul_", "addcdiv", "addcdiv_"});
 }
 
 bool is_lru_cache(PyTypeObject* t) { return strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0; }
@@ -322,10 +335,12 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
   if (PyObject* number = number_among(args, count_of(nargsf, kwnames))) {
-    if (t == &PyType_Type && count_of(nargsf, kwnames) == 1)
-      return Py_NewRef(reinterpret_cast<PyObject*>(&PyFloat_Type));
+    if (t == &PyType_Type && count_of(nargsf, kwnames) == 1) return Py_NewRef(class_of_number(number));
+    if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
   }
+  if (t == &PyFloat_Type && count_of(nargsf, kwnames) == 1 && !kwnames)
+    if (PyObject* number = item_number(args[0]); number || PyErr_Occurred()) return number;
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
     // Containers keep what they are given; type() and super() ask for no value.
@@ -371,11 +386,20 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   };
   const size_t count = n + (bound ? 1 : 0);
   const Policy policy = policy_of(callable);
+  // A factor that is a tensor: PyTorch's bindings read its value.
+  if (policy == Policy::Torch && kwnames && PyTuple_GET_SIZE(kwnames) == 1 && takes_factor(callable, kwnames))
+    if (py::Ref number = py::Ref::steal(item_number(args[n])); number || PyErr_Occurred()) {
+      std::vector<PyObject*> given(args, args + n + 1);
+      given[n] = number.get();
+      return number ? call_c(callable, given.data(), n, kwnames) : nullptr;
+    }
   // The arguments of torch's own functions are converted in C, also those in lists.
   PyObject* number = number_among(args, count_of(nargsf, kwnames));
   if (PyObject* inner =
-          !number && policy == Policy::Torch ? number_among(args, count_of(nargsf, kwnames), true) : nullptr)
-    return specialize(inner);
+          !number && policy == Policy::Torch ? number_among(args, count_of(nargsf, kwnames), true) : nullptr) {
+    if (bound || strncmp(name_of(callable), "_foreach_", 9) != 0) return specialize(inner);
+    return call_with_numbers(callable, std::vector<PyObject*>(args, args + count_of(nargsf, kwnames)), kwnames);
+  }
   if (number && policy != Policy::Number) {
     bool tensor = bound && py::is_tensor(self);
     for (size_t i = 0; i < n; ++i) tensor = tensor || py::is_tensor(args[i]);
@@ -392,12 +416,16 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     PyObject* receiver = arg(0);
     const bool keeps = receiver && !is_number(receiver) && (PyList_Check(receiver) || PyDict_Check(receiver)) &&
                        policy == Policy::Pure && n > 0;
+    if (keeps && !PyDict_Check(receiver) && grows_with(receiver, number)) return specialize(number);
     const bool stores = policy == Policy::SetAttr || policy == Policy::ObjectSetAttr;
     const bool asks = name == "isinstance" || name == "__instancecheck__";
-    if (!keeps && !stores && !asks && policy != Policy::Operator) return specialize(number);
+    // A call that breaks the graph anyway gets the number's value.
+    const bool breaks = policy == Policy::Break || (policy == Policy::Unknown && !is_torch_operator(callable));
+    if (PyObject* r = call_number_function(callable, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
+    if (!keeps && !stores && !asks && !breaks && policy != Policy::Operator) return specialize(number);
   }
   if (policy == Policy::Pure || policy == Policy::Iter || policy == Policy::Next || policy == Policy::Operator ||
-      policy == Policy::Torch || policy == Policy::TensorData) {
+      policy == Policy::Torch || policy == Policy::TensorData || policy == Policy::Item) {
     if (bound && !reads_arguments(callable, &self, 1)) return nullptr;
     if (!reads_arguments(callable, args, count_of(nargsf, kwnames))) return nullptr;
     const bool method = bound || Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type;
@@ -437,6 +465,11 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       if (!tensor) return after_c_call(native());
       return torch_call(callable, args, n, kwnames, native);
     }
+    case Policy::Item:
+      if (count == 1 && !kwnames)
+        if (PyObject* number = item_number(arg(0)); number || PyErr_Occurred()) return number;
+      if (is_named(callable, "tolist")) return graph_break("call-that-breaks", "a call of " + describe(callable));
+      [[fallthrough]];
     case Policy::Torch: {
       if (!bound) return torch_call(callable, args, n, kwnames, native);
       if (!py::is_tensor(self)) return torch_call(callable, args, n, kwnames, native);
@@ -589,7 +622,7 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     case Policy::False:
       return Py_NewRef(Py_False);
     case Policy::IsCompiling:
-      return PyBool_FromLong(tells_compiling(ts->cframe->current_frame));
+      return PyBool_FromLong(tells_compiling(ts->cframe->current_frame, options.item_numbers));
     case Policy::Polyfill:
       return call_polyfill(frame, handled);
     case Policy::CustomFunction:

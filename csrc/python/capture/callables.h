@@ -37,6 +37,7 @@ enum class Policy : unsigned char {
   RunBackward,
   CustomFunction,
   Number,
+  Item,
   Polyfill,
   Defer,
   Break,

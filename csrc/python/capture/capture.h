@@ -30,8 +30,17 @@ struct CaptureResult {
   std::vector<py::Ref> example_inputs;        // the real tensors of this call, in the order of `inputs`
   std::vector<SideEffect> side_effects;
   Exit exit;
-  int64_t num_ops = 0;                              // torch-level calls recorded
-  std::unordered_set<std::string> constant_floats;  // of CaptureOptions::changing_floats, those that must be constants
+  int64_t num_ops = 0;  // torch-level calls recorded
+  std::unordered_set<std::string>
+      constant_numbers;                            // of CaptureOptions::changing_numbers, those that must be constants
+  std::unordered_set<std::string> breaking_items;  // calls of item() that must break the graph
+  /// Asked before the graph runs, with some of its inputs: if the one output, a bool, is true, this call is to run in
+  /// eager. Null if there is no such condition.
+  std::shared_ptr<graph::Graph> eager_condition;
+  std::vector<size_t> eager_condition_inputs;  // by index in `inputs`
+  /// The same, as a guard: if it is true, the program takes another branch than the captured one.
+  std::shared_ptr<graph::Graph> other_branch;
+  std::vector<size_t> other_branch_inputs;
 };
 
 /// Options of one kiln.compile call that capture needs.
@@ -44,10 +53,16 @@ struct CaptureOptions {
   std::function<PyObject*(PyObject*)> look_through;
   /// Offsets (root code) at which an earlier attempt found that it must break; capture breaks there at once.
   std::unordered_set<int> break_at;
-  /// Sources (as text) of floats that become inputs of the graph, if the program needs no more than arithmetic of them.
-  const std::unordered_set<std::string>* changing_floats = nullptr;
+  /// Sources (as text) of floats and ints that become inputs of the graph, if the program needs no more than arithmetic
+  /// of them.
+  const std::unordered_set<std::string>* changing_numbers = nullptr;
+  bool floats_change = true, ints_change = true;  // whether these do
   /// Those of them whose value was needed after all.
-  std::unordered_set<std::string> constant_floats;
+  std::unordered_set<std::string> constant_numbers;
+  /// item() of a floating-point tensor gives a number that the graph computes with, except at these calls, where its
+  /// value was needed.
+  bool item_numbers = false;
+  std::unordered_set<std::string> breaking_items;
 };
 
 /// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call

@@ -16,6 +16,9 @@ namespace kiln::capture {
 namespace {
 thread_local Machine* current = nullptr;
 
+/// After so many attempts that ended because a number's value was needed, a capture goes on without numbers.
+constexpr int kMostSpecializations = 8;
+
 const std::array<Handler, 256>& handlers() {
   static const std::array<Handler, 256> table = [] {
     std::array<Handler, 256> t{};
@@ -459,22 +462,34 @@ CaptureResult Machine::run() {
 CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {
   names();
   load_callables();
-  if (given.changing_floats && !given.changing_floats->empty()) load_numbers();
+  if (given.item_numbers || (given.changing_numbers && !given.changing_numbers->empty())) load_numbers();
   CaptureOptions options = given;
+  int specializations = 0;
+  bool int_needed = false;
   std::unordered_map<int, BreakReason> reasons;
   for (int attempt = 0; attempt < 64; ++attempt) {
     Machine m(tstate, frame, options);
     m.break_reasons = reasons;
     CaptureResult result = m.run();
-    if (!m.needed_floats.empty()) {
-      for (const std::string& s : m.needed_floats)
+    if (!m.needed_numbers.empty() || !m.needed_items.empty()) {
+      for (const std::string& s : m.needed_numbers)
         log_artifact(Topic::recompiles, s,
                      "changes between calls, but stays a constant: its value is needed\n" + m.reason.stack);
-      options.constant_floats.insert(m.needed_floats.begin(), m.needed_floats.end());
+      for (const std::string& s : m.needed_items)
+        log_artifact(Topic::graph_breaks, s, "breaks the graph: its value is needed\n" + m.reason.stack);
+      options.constant_numbers.insert(m.needed_numbers.begin(), m.needed_numbers.end());
+      options.breaking_items.insert(m.needed_items.begin(), m.needed_items.end());
+      // Ints are needed more often than not (as sizes, indices, bounds): a second one is reason enough to stop trying.
+      if (m.needed_int && std::exchange(int_needed, true)) options.ints_change = false;
+      if (++specializations >= kMostSpecializations) {
+        options.changing_numbers = nullptr;
+        options.item_numbers = false;
+      }
       continue;
     }
     if (m.done) {
-      result.constant_floats = options.constant_floats;
+      result.constant_numbers = options.constant_numbers;
+      result.breaking_items = options.breaking_items;
       return result;
     }
     if (m.root_instruction < 0 || !options.break_at.insert(m.root_instruction).second)

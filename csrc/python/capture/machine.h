@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -221,23 +222,55 @@ class Machine {
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
 
-  // --- floats that change between calls: numbers.cpp ---
-  /// Whether `o`, a float or a tuple with floats found at `source`, is to be an input of the graph.
+  // --- numbers that the graph computes with: numbers.cpp ---
+  /// Whether `o`, a float or an int or a tuple with such found at `source`, is to be an input of the graph.
   bool is_changing(PyObject* o, const SourcePtr& source) const;
-  /// The kiln._numbers.Number that stands for float `o`. New reference.
+  /// The kiln._numbers.Number that stands for `o`, a float or an int. New reference.
   PyObject* number_for(PyObject* o, const SourcePtr& source);
   bool is_number(PyObject* o) const;
+  /// float or int. Borrowed.
+  static PyObject* class_of_number(PyObject* number);
   /// The first number among `args`, with `nested` also in lists and tuples; borrowed, or null.
   PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;
   /// Ends this attempt, since the value of `number` is needed. Null.
   PyObject* specialize(PyObject* number);
+  PyObject* need_values(PyObject* sources);
+  /// What item() gives for `tensor`, as a number; null without an error if that call is no such, or must break the
+  /// graph.
+  PyObject* item_number(PyObject* tensor);
+  /// Whether `container`, which existed before, grows by a number that item() gave: a history that the next call finds
+  /// longer. What is guarded of it is better left to the code behind a graph break.
+  bool grows_with(PyObject* container, PyObject* number);
+  /// The instructions at which the frames up to the root stand, as text.
+  std::string call_site() const;
+  /// What stands for a call of a function that takes numbers as they are (max, math.sqrt); null without an error if
+  /// there is no such.
+  PyObject* call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* number_step(PyObject* const* args, size_t n);
   PyObject* operate_on_numbers(const char* op, PyObject* const* args);
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
-  bool has_numbers = false;
+  bool has_numbers = false, needed_int = false;
   std::unordered_map<std::string, py::Ref> numbers;         // by source
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
-  std::unordered_set<std::string> needed_floats;            // sources whose values the program needed
+  std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
+  std::unordered_set<std::string> needed_items;             // call sites of item() likewise
+
+  // --- conditions on numbers: conditions.cpp ---
+  using NodeSet = std::unordered_set<graph::Node*>;
+  /// Bool tensors of one element, each with the truth that it is asked for, and all that they are computed by.
+  struct Conditions {
+    NodeSet nodes;
+    std::vector<std::pair<graph::Value, bool>> values;
+  };
+  /// Takes a bool tensor of one element: where it holds, the call runs in eager. False if it depends on more than a few
+  /// single elements.
+  bool add_eager_condition(const at::Tensor& condition);
+  /// The truth of such a tensor for this call, which becomes a guard. None if it depends on more.
+  std::optional<bool> decide(const at::Tensor& condition);
+  /// What `value` is computed by. False if that is more than a few single elements.
+  bool trace_back(graph::Value value, NodeSet* nodes);
+  /// A graph on the inputs `taken` that says whether one of the conditions has its truth; null if there are none.
+  std::shared_ptr<graph::Graph> any_of(const Conditions& conditions, const char* name, std::vector<size_t>* taken);
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -409,6 +442,9 @@ class Machine {
   std::unordered_set<SourceKey, SourceKeyHash> guards_taken_;
   std::unordered_map<PyTypeObject*, Class> classes_;
   std::unordered_map<PyTypeObject*, CState> c_states_;
+  Conditions eager_conditions_, branches_;
+  std::unordered_map<const graph::Node*, size_t> node_order_;                  // of the trace's nodes so far
+  std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {
     size_t operator()(const Pair& p) const noexcept {

@@ -1,7 +1,9 @@
-// Floats that changed between calls: the graph gets them as 0-dim tensors, and the program sees kiln._numbers.Number in
-// their place. Whatever needs the value ends the attempt; the next one takes that float for a constant again.
+// Floats and ints that changed between calls, and those that item() gives: the graph has them as 0-dim tensors, and the
+// program sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that
+// number for a constant again, or breaks at that call of item().
 #include <ATen/ScalarOps.h>
 
+#include "aten/fake.h"
 #include "base/error.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
@@ -20,6 +22,8 @@ PyTypeObject* number_type() {
   static PyObject* t = py::check(PyObject_GetAttrString(numbers_module(), "Number")).release();
   return reinterpret_cast<PyTypeObject*>(t);
 }
+constexpr const char* kItem = "item() at ";
+
 PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
 }  // namespace
 
@@ -27,50 +31,123 @@ void load_numbers() { number_type(); }
 
 bool Machine::is_number(PyObject* o) const { return has_numbers && Py_TYPE(o) == number_type(); }
 
+PyObject* Machine::class_of_number(PyObject* number) {
+  const py::Ref bound = py::check(PyObject_GetAttrString(number, "bound"));
+  return reinterpret_cast<PyObject*>(bound.get() == Py_None ? &PyFloat_Type : &PyLong_Type);
+}
+
 bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
-  if (!options.changing_floats || options.changing_floats->empty()) return false;
+  if (!options.changing_numbers || options.changing_numbers->empty()) return false;
   const auto changes = [&](const SourcePtr& s) {
     const std::string text = s->text();
-    return options.changing_floats->count(text) && !options.constant_floats.count(text);
+    return options.changing_numbers->count(text) && !options.constant_numbers.count(text);
   };
-  if (PyFloat_CheckExact(o)) return changes(source);
-  if (!PyTuple_CheckExact(o)) return false;
+  const auto may = [&](PyObject* x) {
+    return PyFloat_CheckExact(x) ? options.floats_change : options.ints_change && guards::is_small_int(x);
+  };
+  if (!PyTuple_CheckExact(o)) return may(o) && changes(source);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
-    if (PyFloat_CheckExact(PyTuple_GET_ITEM(o, i)) && changes(guards::list_item(source, i))) return true;
+    if (may(PyTuple_GET_ITEM(o, i)) && changes(guards::list_item(source, i))) return true;
   return false;
 }
 
 PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
   const std::string text = source->text();
   if (auto it = numbers.find(text); it != numbers.end()) return it->second.new_ref();
+  const bool whole = PyLong_CheckExact(o);
   py::Ref real, fake;
   {
     aten::RecordingPaused paused;
-    const at::Tensor t = at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
+    const at::Tensor t = whole ? at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong))
+                               : at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
     real = py::Ref::steal(THPVariable_Wrap(t));
   }
   if (!real) return nullptr;
   fake = py::Ref::steal(make_fake(real.get(), source));
   if (!fake) return nullptr;
-  find(fake.get())->active = true;  // the float is found again, not a tensor: its type is the only guard
-  guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(&PyFloat_Type), py311::type_version(&PyFloat_Type));
+  find(fake.get())->active = true;  // the number is found again, not a tensor: its type is the only guard
+  if (whole)
+    guard(Guard::Kind::SmallInt, source);
+  else
+    guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(&PyFloat_Type), py311::type_version(&PyFloat_Type));
   has_numbers = true;
   Paused plainly(*this);
-  py::Ref sources = py::Ref::steal(Py_BuildValue("(s)", text.c_str()));
-  py::Ref number = py::Ref::steal(sources ? PyObject_CallFunctionObjArgs(reinterpret_cast<PyObject*>(number_type()),
-                                                                         fake.get(), sources.get(), nullptr)
-                                          : nullptr);
+  py::Ref bound = whole ? py::Ref::steal(PyLong_FromLongLong(guards::kSmallInt - 1)) : py::Ref::borrow(Py_None);
+  py::Ref number = py::Ref::steal(PyObject_CallFunction(reinterpret_cast<PyObject*>(number_type()), "O(s)OO",
+                                                        fake.get(), text.c_str(), Py_False, bound.get()));
   if (!number) return nullptr;
   number_sources[number.get()] = source;
   return (numbers[text] = number).new_ref();
 }
 
 PyObject* Machine::number_step(PyObject* const* args, size_t n) {
-  KILN_CHECK(n == 2 && PyUnicode_Check(args[0]), "kiln._C._number takes what to do and an object");
+  KILN_CHECK(n >= 2 && PyUnicode_Check(args[0]), "kiln._C._number takes what to do and an object");
   if (PyUnicode_CompareWithASCIIString(args[0], "is") == 0) return Py_NewRef(is_number(args[1]) ? Py_True : Py_False);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i)
-    needed_floats.insert(PyUnicode_AsUTF8(PyTuple_GET_ITEM(args[1], i)));
-  return graph_break("symbolic-branch", "the value of a float that changes between calls is needed");
+  if (PyUnicode_CompareWithASCIIString(args[0], "eager_if") == 0) {
+    KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
+    return add_eager_condition(THPVariable_Unpack(args[1])) ? Py_NewRef(Py_None) : need_values(args[2]);
+  }
+  if (PyUnicode_CompareWithASCIIString(args[0], "decide") == 0) {
+    KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
+    const std::optional<bool> truth = decide(THPVariable_Unpack(args[1]));
+    return truth ? Py_NewRef(*truth ? Py_True : Py_False) : need_values(args[2]);
+  }
+  return need_values(args[1]);
+}
+
+PyObject* Machine::need_values(PyObject* sources) {
+  // A break at item() may spare the floats.
+  for (const bool items : {true, false}) {
+    if (!needed_items.empty()) break;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
+      const std::string source = PyUnicode_AsUTF8(PyTuple_GET_ITEM(sources, i));
+      if (source.starts_with(kItem) != items) continue;
+      (items ? needed_items : needed_numbers).insert(source);
+      if (auto number = numbers.find(source); number != numbers.end())
+        needed_int |= class_of_number(number->second.get()) == reinterpret_cast<PyObject*>(&PyLong_Type);
+    }
+  }
+  return graph_break("symbolic-branch", "the value of a number that the graph computes with is needed");
+}
+
+std::string Machine::call_site() const {
+  std::string text;
+  for (py311::Frame* f = ts->cframe->current_frame; f; f = f->previous) {
+    PyCodeObject* code = f->f_code;
+    const int at = py311::last_instruction(f);
+    const int line = PyCode_Addr2Line(code, at * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    text += std::string(text.empty() ? "" : ", called at ") + PyUnicode_AsUTF8(code->co_filename) + ":" +
+            std::to_string(line) + " in " + PyUnicode_AsUTF8(code->co_qualname) + " [" + std::to_string(at) + "]";
+    if (f == root) break;
+  }
+  return text;
+}
+
+PyObject* Machine::item_number(PyObject* o) {
+  if (!options.item_numbers || !py::is_tensor(o)) return nullptr;
+  const at::Tensor t = THPVariable_Unpack(o);
+  const at::ScalarType type = t.scalar_type();
+  const bool exact = type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+  if (!exact || !aten::is_fake(t) || t.numel() != 1 || !t.device().is_cpu()) return nullptr;
+  const std::string source = kItem + call_site();
+  if (options.breaking_items.count(source)) return nullptr;
+  static PyObject* item = function_of("item");
+  has_numbers = true;
+  return PyObject_CallFunction(item, "Os", o, source.c_str());
+}
+
+bool Machine::grows_with(PyObject* container, PyObject* number) {
+  if (!is_number(number) || !find(container)) return false;
+  const py::Ref sources = py::check(PyObject_GetAttrString(number, "sources"));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources.get()); ++i)
+    if (std::string_view(PyUnicode_AsUTF8(PyTuple_GET_ITEM(sources.get(), i))).starts_with(kItem)) return true;
+  return false;
+}
+
+PyObject* Machine::call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  static PyObject* functions = function_of("FUNCTIONS");
+  PyObject* function = PyDict_GetItem(functions, callable);
+  return function ? PyObject_Vectorcall(function, args, nargsf, kwnames) : nullptr;
 }
 
 PyObject* Machine::specialize(PyObject* number) {

@@ -138,6 +138,13 @@ Flow op_unary_not(Exec& e, int) {
 
 Flow op_is_op(Exec& e, int arg) {
   const bool is = e.top(0) == e.top(1);
+  // Numbers of two places may be one object, as small ints are.
+  const auto numeric = [&](PyObject* o) { return e.m.is_number(o) || PyFloat_CheckExact(o) || PyLong_CheckExact(o); };
+  if (!is && numeric(e.top(0)) && numeric(e.top(1)))
+    if (PyObject* number = e.m.number_among(&e.top(1), 2)) {
+      e.m.specialize(number);
+      return Flow::Error;
+    }
   e.m.distinguish(e.top(0), e.top(1));
   e.drop(2);
   e.push(Py_NewRef(is != static_cast<bool>(arg) ? Py_True : Py_False));
@@ -172,6 +179,11 @@ Flow op_binary_subscr(Exec& e, int) {
 Flow op_store_subscr(Exec& e, int) {
   PyObject* args[3] = {e.top(1), e.top(0), e.top(2)};  // container, key, value
   if (PyDict_Check(args[0])) e.m.pin_lookup(args[0], args[1]);
+  if (PyDict_Check(args[0]) && e.m.is_constant(args[1]) && !PyDict_Contains(args[0], args[1]) &&
+      e.m.grows_with(args[0], args[2])) {
+    e.m.specialize(args[2]);
+    return Flow::Error;
+  }
   PyObject* done = operate(e.m, "setitem", args, 3, [](PyObject* const* a) {
     return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
   });

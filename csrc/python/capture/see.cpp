@@ -445,7 +445,7 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
   std::vector<py::Ref> inner;
   auto element = [&](PyObject* v, const SourcePtr& s) -> py::Ref {
     const bool changing = is_changing(v, s);
-    if (changing && PyFloat_CheckExact(v)) return py::Ref::steal(number_for(v, s));
+    if (changing && !PyTuple_CheckExact(v)) return py::Ref::steal(number_for(v, s));
     if (!changing && is_constant(v)) {
       constants.emplace_back(s, py::Ref::borrow(v));
       return py::Ref::borrow(v);

@@ -38,8 +38,9 @@ void CodeCache::clear() {
   owners.clear();
   eager = false;
   compiles = 0;
-  changing_floats.clear();
-  constant_floats.clear();
+  changing_numbers.clear();
+  constant_numbers.clear();
+  breaking_items.clear();
 }
 
 CodeInfo::CodeInfo() { all_infos().insert(this); }

@@ -23,6 +23,9 @@ struct Entry {
   size_t num_inputs = 0, num_outputs = 0;            // of the graph
   std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
   py::Ref python_graph;                              // a Python backend's callable
+  /// Conditions on some of the graph's inputs, or null: see CaptureResult.
+  std::shared_ptr<runtime::CompiledFunction> eager_condition, other_branch;
+  std::vector<size_t> eager_condition_inputs, other_branch_inputs;
   /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises
   /// at the right place with the right effects before it.
   bool repeatable = false;
@@ -46,8 +49,11 @@ struct CodeCache {
   std::vector<EntryPtr> entries;
   bool eager = false;    // compile no more: the code cannot be captured, or the limit is reached
   int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
-  /// Sources of floats that had another value in a later call, and those of them whose values the program needs.
-  std::unordered_set<std::string> changing_floats, constant_floats;
+  /// Sources of floats and ints that had another value in a later call, and those of them whose values the program
+  /// needs.
+  std::unordered_set<std::string> changing_numbers, constant_numbers;
+  /// Calls of item() whose value the program needs.
+  std::unordered_set<std::string> breaking_items;
   struct Owner {
     int64_t compiles = 0;
     bool eager = false;  // has reached the limit

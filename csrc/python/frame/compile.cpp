@@ -167,6 +167,15 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     entry.graph = compiler::compile_traced(*result.traced, examples, own_compiler(config));
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
+    const auto condition = [&](const std::shared_ptr<graph::Graph>& g, const std::vector<size_t>& inputs) {
+      std::vector<at::Tensor> asked;
+      for (size_t i : inputs) asked.push_back(examples.at(i));
+      return g ? compiler::compile_traced(*g, asked, own_compiler(config)) : nullptr;
+    };
+    entry.eager_condition = condition(result.eager_condition, result.eager_condition_inputs);
+    entry.other_branch = condition(result.other_branch, result.other_branch_inputs);
+    entry.eager_condition_inputs = result.eager_condition_inputs;
+    entry.other_branch_inputs = result.other_branch_inputs;
     return;
   }
   KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
@@ -236,13 +245,18 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     StageTimer timer("capture");
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
-    if (!config.backend) options.changing_floats = &cache.changing_floats;
-    options.constant_floats = cache.constant_floats;
+    if (!config.backend) options.changing_numbers = &cache.changing_numbers;
+    options.floats_change = !pass_disabled("capture.changing_floats");
+    options.ints_change = !pass_disabled("capture.changing_ints");
+    options.constant_numbers = cache.constant_numbers;
+    options.item_numbers = !config.backend && !pass_disabled("capture.item_numbers");
+    options.breaking_items = cache.breaking_items;
     options.for_fx = static_cast<bool>(config.backend);
     options.look_through = [&](PyObject* o) { return original_of(o, config); };
     const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
-    cache.constant_floats = result.constant_floats;
+    cache.constant_numbers = result.constant_numbers;
+    cache.breaking_items = result.breaking_items;
   }
   check_signals();
   const bool breaks = result.exit.kind == Exit::Kind::Break;
@@ -291,8 +305,8 @@ std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& 
   std::string text;
   for (size_t i = 0; i < cache.entries.size(); ++i) {
     const std::string failure = cache.entries[i]->tree.failure(call);
-    text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? "no guard fails" : failure) +
-            "\n";
+    const char* none = cache.entries[i]->other_branch ? "a number decides for another branch" : "no guard fails";
+    text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? none : failure) + "\n";
   }
   return text;
 }
@@ -325,9 +339,9 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   }
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
-  if (!cache.entries.empty() && !pass_disabled("capture.changing_floats"))
-    for (const auto& source : cache.entries.front()->tree.changed_floats(call_of(code, frame)))
-      cache.changing_floats.insert(source->text());
+  if (!cache.entries.empty())
+    for (const auto& source : cache.entries.front()->tree.changed_numbers(call_of(code, frame)))
+      cache.changing_numbers.insert(source->text());
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles >= kOwners * limit;
   if (all || owner.compiles >= limit) {

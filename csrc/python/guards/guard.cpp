@@ -35,6 +35,12 @@ std::string tensor_text(const graph::TensorMeta& m) {
 
 }  // namespace
 
+bool is_small_int(PyObject* o) {
+  int overflow = 0;
+  const int64_t v = PyLong_CheckExact(o) ? PyLong_AsLongLongAndOverflow(o, &overflow) : kSmallInt;
+  return overflow == 0 && v < kSmallInt && v > -kSmallInt;
+}
+
 std::string Guard::text() const {
   const std::string s = source ? source->text() : "";
   const std::string o = other ? other->text() : "";
@@ -52,6 +58,9 @@ std::string Guard::text() const {
       break;
     case Kind::Equals:
       t = s + " == " + v;
+      break;
+    case Kind::SmallInt:
+      t = "small_int(" + s + ")";
       break;
     case Kind::Contents:
       t = "contents(" + s + ") unchanged";

@@ -7,6 +7,10 @@
 
 namespace kiln::guards {
 
+/// Sums and products of a few ints below it fit 64 bits.
+constexpr int64_t kSmallInt = int64_t{1} << 31;
+bool is_small_int(PyObject* o);
+
 /// One observation that capture made and that must hold again for its result to be valid.
 struct Guard {
   enum class Kind : uint8_t {
@@ -16,6 +20,7 @@ struct Guard {
     Equals,    // same type and == `object`, for int, float (bit-equal, so that nan and -0.0 work), str, bytes, complex
                // and classes derived from them, NumPy's scalars, dtype and other immutable constants, and
                // tuples/frozensets of them
+    SmallInt,  // an int of less than kSmallInt in magnitude
     Contents,  // source lends memory (an array, a bytearray) that holds what contents_of() gave as `object`
     Length,    // len of a list, tuple, dict, set or deque is `number`
     DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)

@@ -290,6 +290,8 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return value == g.object.get() && same_function(i);
     case Guard::Kind::Equals:
       return same_constant(value, g.object.get());
+    case Guard::Kind::SmallInt:
+      return is_small_int(value);
     case Guard::Kind::Contents:
       return has_contents(value, g.object.get());
     case Guard::Kind::Length:
@@ -402,10 +404,11 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   return true;
 }
 
-std::vector<SourcePtr> GuardTree::changed_floats(const Call& call) {
+std::vector<SourcePtr> GuardTree::changed_numbers(const Call& call) {
   Owned owned;
   std::vector<SourcePtr> changed;
   const auto differ = [](PyObject* a, PyObject* b) {
+    if (PyLong_CheckExact(a) && PyLong_CheckExact(b)) return PyObject_RichCompareBool(a, b, Py_NE) == 1;
     return PyFloat_CheckExact(a) && PyFloat_CheckExact(b) && PyFloat_AS_DOUBLE(a) != PyFloat_AS_DOUBLE(b);
   };
   for (int id : order_) {

@@ -50,8 +50,8 @@ class GuardTree {
   bool check(const Call& call, PyObject** values, Owned& owned);
   /// The text of the first guard that fails for `call`, with what was found instead; "" if all hold.
   std::string failure(const Call& call);
-  /// Sources of floats that are guarded by value and have another value in `call`, as far as it can be read.
-  std::vector<SourcePtr> changed_floats(const Call& call);
+  /// Sources of floats and ints that are guarded by value and have another value in `call`, as far as it can be read.
+  std::vector<SourcePtr> changed_numbers(const Call& call);
   const std::vector<Guard>& guards() const { return guards_; }
   size_t num_wanted() const { return wanted_.size(); }
   /// How often the slow program ran and how many steps the fast one has; for tests.

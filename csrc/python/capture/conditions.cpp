@@ -1,0 +1,192 @@
+// Conditions on numbers that are computed from the graph's inputs before the graph runs, when nothing has happened yet:
+// whether Python raises an exception for them (a division by zero first of all), so that the call is to run in eager,
+// and whether the program takes the branch that it took during the capture. A condition may depend on nothing that is
+// dear to compute.
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "aten/schema.h"
+#include "base/error.h"
+#include "ops/ops.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using graph::Node;
+using graph::NodeKind;
+using graph::Value;
+
+namespace {
+
+const graph::Op& constant_op() {
+  static const graph::Op op("kiln::tensor_constant");
+  return op;
+}
+
+bool is_single(const graph::TensorMeta& t) {
+  return t.defined && std::all_of(t.sizes.begin(), t.sizes.end(), [](int64_t size) { return size == 1; });
+}
+
+/// The node whose result's memory `v` may share; `v`'s own if that is fresh. An operator that is not in the table may
+/// return its argument, whatever its schema says.
+Node* base_of(Value v) {
+  for (;;) {
+    Node* n = v.node;
+    if (n->kind == NodeKind::Placeholder || n->op == constant_op()) return n;
+    const aten::OpInfo* op = aten::find_op(n->op);
+    if (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op)) return n;
+    Value first;
+    for (const graph::Arg& a : n->args)
+      graph::for_each_value(a, [&](Value x) {
+        if (!first) first = x;
+      });
+    if (!first) return n;
+    v = first;
+  }
+}
+
+/// Whether the node may be run once more, by itself.
+bool is_cheap(const Node& n) {
+  if (!std::all_of(n.results.begin(), n.results.end(), is_single)) return false;
+  if (n.kind == NodeKind::Placeholder || n.op == constant_op()) return true;
+  const aten::OpInfo* op = aten::find_op(n.op);
+  return op && n.op.name().starts_with("aten::") && !op->random && !op->needs_data && !op->factory &&
+         (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View || op->kind == aten::OpKind::InPlace);
+}
+
+/// A tensor_constant's tensor.
+at::Tensor constant_of(const Node& n) {
+  const graph::Arg& number = n.arg(0).list().at(0);
+  const at::ScalarType type = aten::scalar_type_of(n.results.at(0).dtype);
+  const at::Scalar scalar = number.is<bool>()      ? at::Scalar(number.to_bool())
+                            : number.is<int64_t>() ? at::Scalar(number.to_int())
+                                                   : at::Scalar(number.to_double());
+  return at::full(n.results[0].sizes, scalar, at::TensorOptions().dtype(type));
+}
+
+}  // namespace
+
+bool Machine::trace_back(Value value, NodeSet* found) {
+  const auto& nodes = trace.graph().nodes();
+  KILN_CHECK(node_order_.size() <= nodes.size(), "nodes of a trace are gone");
+  for (auto it = std::next(nodes.begin(), static_cast<long>(node_order_.size())); it != nodes.end(); ++it) {
+    if (!node_order_.emplace(it->get(), node_order_.size()).second) continue;  // inputs stand before all calls
+    const aten::OpInfo* op = (*it)->kind == NodeKind::Call ? aten::find_op((*it)->op) : nullptr;
+    if (!op) continue;
+    for (int arg : op->written_args)
+      if (static_cast<size_t>(arg) < (*it)->args.size())
+        graph::for_each_value((*it)->arg(static_cast<size_t>(arg)), [&](Value v) {
+          if (v) writers_[base_of(v)].push_back(it->get());
+        });
+  }
+  std::vector<Node*> todo;
+  const auto visit = [&](Node* n) {
+    if (found->insert(n).second) todo.push_back(n);
+  };
+  visit(value.node);
+  while (!todo.empty()) {
+    Node* n = todo.back();
+    todo.pop_back();
+    if (!is_cheap(*n)) return false;
+    for (const graph::Arg& a : n->args)
+      graph::for_each_value(a, [&](Value v) {
+        if (v) visit(v.node);
+      });
+    // Whatever wrote there so far: the nodes keep their order.
+    if (n->results.empty()) continue;
+    if (auto it = writers_.find(base_of(n->out())); it != writers_.end())
+      for (Node* w : it->second) visit(w);
+  }
+  return true;
+}
+
+bool Machine::add_eager_condition(const at::Tensor& condition) {
+  const Value value = trace.find(condition);
+  NodeSet nodes;
+  if (!value || !trace_back(value, &nodes)) return false;
+  eager_conditions_.nodes.merge(nodes);
+  eager_conditions_.values.emplace_back(value, true);
+  return true;
+}
+
+std::optional<bool> Machine::decide(const at::Tensor& condition) {
+  const Value value = trace.find(condition);
+  NodeSet nodes;
+  if (!value || !trace_back(value, &nodes)) return std::nullopt;
+  std::vector<Node*> order;
+  for (Node* n : nodes)
+    if (n->kind != NodeKind::Placeholder) order.push_back(n);
+  std::sort(order.begin(), order.end(), [&](Node* a, Node* b) { return node_order_.at(a) < node_order_.at(b); });
+  Paused paused_here(*this);
+  aten::RecordingPaused no_recording;
+  aten::NoFakeGuard real;
+  at::NoGradGuard no_grad;
+  std::unordered_map<Value, at::Tensor> now;
+  const std::vector<Node*>& inputs = trace.graph().inputs();
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (nodes.count(inputs[i]))
+      now[inputs[i]->out()] = THPVariable_Unpack(result.example_inputs.at(i).get()).detach().clone();
+  try {
+    for (Node* n : order) {
+      if (n->op == constant_op()) {
+        now[n->out()] = constant_of(*n);
+        continue;
+      }
+      const aten::OpInfo& op = aten::get_op(n->op);
+      torch::jit::Stack stack = aten::to_stack(op.schema(), n->args, [&](Value v) { return now.at(v); });
+      op.handle.callBoxed(stack);
+      const std::vector<at::Tensor> results = aten::flatten_tensors(stack);
+      for (uint32_t i = 0; i < results.size(); ++i) now[n->out(i)] = results[i];
+    }
+  } catch (const c10::Error&) {  // a division by zero, which is another condition's business
+    return std::nullopt;
+  }
+  const bool truth = now.at(value).item<bool>();
+  branches_.nodes.merge(nodes);
+  branches_.values.emplace_back(value, !truth);
+  return truth;
+}
+
+std::shared_ptr<graph::Graph> Machine::any_of(const Conditions& conditions, const char* name,
+                                              std::vector<size_t>* taken) {
+  if (conditions.values.empty()) return nullptr;
+  static const graph::Op clone("aten::clone"), either("aten::logical_or"), negation("aten::logical_not");
+  auto made = std::make_shared<graph::Graph>();
+  made->name = name;
+  std::unordered_map<Value, Value> map;
+  const graph::Graph& from = trace.graph();
+  for (size_t i = 0; i < from.inputs().size(); ++i) {
+    Node* input = from.inputs()[i];
+    if (!conditions.nodes.count(input)) continue;
+    taken->push_back(i);
+    map[input->out()] = made->add_input(input->name, input->results[0])->out();
+  }
+  // The inputs themselves stay as they are.
+  for (Node* input : from.inputs())
+    if (map.count(input->out()) && writers_.count(input)) {
+      graph::TensorMeta meta = input->results[0];
+      meta.offset = 0;
+      Value& own = map[input->out()];
+      own = made->add_call(clone, {graph::Arg(own), graph::Arg()}, {meta})->out();
+    }
+  for (const auto& n : from.nodes()) {
+    if (n->kind == NodeKind::Placeholder || !conditions.nodes.count(n.get())) continue;
+    std::vector<graph::Arg> args = n->args;
+    for (graph::Arg& a : args)
+      graph::for_each_value(a, [&](Value& v) {
+        if (v) v = map.at(v);
+      });
+    Node* copy = made->add_copy(*n, std::move(args));
+    for (uint32_t i = 0; i < n->results.size(); ++i) map[n->out(i)] = copy->out(i);
+  }
+  Value any;
+  for (const auto& [value, wanted] : conditions.values) {
+    Value one = map.at(value);
+    if (!wanted) one = made->add_call(negation, {graph::Arg(one)}, {one.meta()})->out();
+    any = any ? made->add_call(either, {graph::Arg(any), graph::Arg(one)}, {any.meta()})->out() : one;
+  }
+  made->outputs().emplace_back(any);
+  return made;
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,218 @@
+"""Python ints that change between calls, a counter first of all: inputs of the graph from their first change on."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from test_item_numbers import same
+
+X = torch.arange(1.0, 7.0).reshape(2, 3)
+VALUES = [3, 4, -2, 7, 0, 1, 100, 12345, 2]
+
+
+def check(f, *args, variants=2, values=VALUES):
+    """Calls of `f` in eager and compiled agree; `variants` is how often it was compiled."""
+    compiled = kiln.compile(f)
+    for i in values:
+        same(f(*args, i), compiled(*args, i))
+    if variants:
+        assert len(compiled._entries) == variants
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, i: x * i + i - (1 - i) / 2,
+        lambda x, i: (x, i, i + 1, 2 * i - 3, -i, abs(i), [i * i], {"i": i}),
+        lambda x, i: (x, i / 4, i * 0.5, 1.5 - i, i**2, i**0, 0.9**i, float(i), int(i)),
+        lambda x, i: (x, i // 3, i % 3, i // -4, i % -4, (i * 7 - 2) // 5),
+        lambda x, i: x.add(i).mul(i).add(x, alpha=i) + torch.where(x > 2, x, i),
+        lambda x, i: (x > i, x == i, i <= x, x / (i % 5 + 1), x + i * i),
+        lambda x, i: (x, max(i, 3), min(2, i), math.sqrt(i * i)),
+        lambda x, i: (x * 2, torch.tensor(i), torch.tensor(i + 1, dtype=torch.float32), torch.as_tensor(i * 0.5)),
+        lambda x, i: (x, isinstance(i, int), type(i) is int, isinstance(i, bool), type(i + 0.5) is float),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool], ids=str)
+def test_arithmetic(use, dtype):
+    bools = dtype is torch.bool
+    check(use, X > 3 if bools else (X * 2).to(dtype), variants=None if bools else 2)
+
+
+def test_int32():
+    def f(x, i):
+        return (
+            x * i + i - (1 - i) / 2,
+            x.add(i).mul(i).sub(x, alpha=i),
+            torch.where(x > 2, x, i),
+            x > i,
+            x / (i % 5 + 1),
+        )
+
+    check(f, X.to(torch.int32))
+    check(lambda x, i: x + i * i, X.to(torch.int32), variants=None)  # it may not fit
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, torch.bfloat16, torch.float16], ids=str)
+def test_narrow_types_take_constants(dtype):
+    check(lambda x, i: (x * i, x + i), X.to(dtype), variants=None, values=[3, 4, 2, 7, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, i: x[:, i % 3],
+        lambda x, i: x.expand(i % 3 + 1, 2, 3),
+        lambda x, i: x + sum(range(i % 4)),
+        lambda x, i: x * {3: 5}.get(i, 2),
+        lambda x, i: x * (2 if i > 3 else 3),
+        lambda x, i: (x, f"{i}", str(i), "%d" % i, hex(i)),
+        lambda x, i: x * (i & 3) + (i << 1) + ~i,
+        lambda x, i: (x * 2, [1, 2] * (i % 3), "ab" * (i % 3)),
+        lambda x, i: torch.zeros(i % 5) + x.sum(),
+        lambda x, i: (x, i.bit_length(), round(i), divmod(i, 3)),
+        lambda x, i: x ** (i % 3),
+        lambda x, i: (x, i is None, i == 3, i in (3, 4)),
+        lambda x, i: x if i else x * 2,
+        lambda x, i: (x, i ** (i % 3), 2 ** abs(i % 5)),
+        lambda x, i: x.reshape(-1)[i % 6 :],
+        lambda x, i: torch.arange(i % 4) + i,
+    ],
+)
+def test_what_needs_the_value_gets_it(use):
+    check(use, X, variants=None, values=VALUES[:7])
+
+
+def test_large_ints():
+    def f(x, i):
+        return x, i + 1, i * i, i * i * i * i
+
+    check(f, X, values=[3, 4, 2**31 - 1, -(2**31) + 1, 2**31, 2**63, 2**80, -5], variants=None)
+
+
+def test_division_by_zero():
+    compiled = kiln.compile(lambda x, i: (x, 7 // i, 7 % i, 1 / i))
+    for i in (3, 4, 5):
+        same((X, 7 // i, 7 % i, 1 / i), compiled(X, i))
+    with pytest.raises(ZeroDivisionError):
+        compiled(X, 0)
+    same((X, 7 // 2, 7 % 2, 1 / 2), compiled(X, 2))
+
+
+def test_floats_and_ints_and_booleans_in_turn():
+    compiled = kiln.compile(lambda x, i: (x * i, i))
+    for i in (3, 4, 0.5, True, 5, False, 2.5, 7):
+        same((X * i, i), compiled(X, i))
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.scale = 0, 1
+
+    def forward(self, x):
+        self.calls += 1
+        self.scale = self.scale * 3 % 1001
+        return x * self.scale + self.calls
+
+
+def test_counters_on_modules():
+    eager, counter = Counter(), Counter()
+    compiled = kiln.compile(lambda x: counter(x))
+    for _ in range(12):
+        same(eager(X), compiled(X))
+        assert (eager.calls, eager.scale) == (counter.calls, counter.scale)
+        assert type(counter.calls) is int
+    assert len(compiled._entries) == 2
+
+
+def test_across_a_graph_break():
+    def f(x, i):
+        y = x * i
+        kiln.graph_break()
+        return y + i, i
+
+    check(f, X)
+
+
+def test_in_a_loop_with_a_break():
+    def f(x):
+        for i in range(10):
+            x = x + i
+            kiln.graph_break()
+        return x
+
+    same(f(X), kiln.compile(f)(X))
+
+
+def test_identity_of_small_ints():
+    def f(x, i, j):
+        return x * i, i is j
+
+    compiled = kiln.compile(f)
+    for i, j in ((3, 4), (4, 5), (5, 5), (6, 7), (7, 7)):
+        same(f(X, i, j), compiled(X, i, j))
+
+
+def test_constants_stay_constants():
+    compiled = kiln.compile(lambda x, i, n: x.reshape(n, -1) * i)
+    for i in VALUES:
+        same(X.reshape(3, -1) * i, compiled(X, i, 3))
+    assert len(compiled._entries) == 2
+    kiln.reset()
+    assert any("L['n'] == 3" in g for g in kiln.explain(lambda x, n: x.reshape(n, -1))(X, 3).guards)
+
+
+def test_branches_are_guards():
+    def f(x, i, w):
+        if i % 10 == 0:
+            x = x * 2
+        if w > 0.5 or not i:
+            x = x + i
+        return x * w
+
+    compiled = kiln.compile(f)
+    for i in range(1, 40):
+        same(f(X, i, 1 / (i + 1)), compiled(X, i, 1 / (i + 1)))
+    assert len(compiled._entries) == 3  # constants, others, every tenth
+
+
+def test_a_branch_keeps_a_division_from_zero():
+    def f(x, n):
+        return x / n + 7 // n if n != 0 else x
+
+    compiled = kiln.compile(f)
+    for n in (3, 4, 0, 5, 0, 6):
+        same(f(X, n), compiled(X, n))
+
+
+def test_branches_that_go_back_and_forth():
+    def f(x, i, j):
+        while i > j:
+            i, x = i - 3, x * 2
+        return x, i, sorted([j, i, 4]), [i, j].index(j)
+
+    compiled = kiln.compile(f)
+    for i, j in ((5, 1), (7, 2), (3, 3), (9, 1), (2, 1), (14, 3), (5, 4), (7, 7)):
+        same(f(X, i, j), compiled(X, i, j))
+
+
+def test_ints_that_are_always_needed_settle_as_before():
+    def f(x, i):
+        return x[i % 3 :] if i % 2 == 0 else x * i
+
+    compiled = kiln.compile(f)
+    for i in [0, 1, 2, 3] * 3:
+        same(f(X.T, i), compiled(X.T, i))
+    assert len(compiled._entries) <= 4
+
+
+def test_switched_off():
+    compiled = kiln.compile(lambda x, i: x * i)
+    with kiln.config.patch(disable_passes="capture.changing_ints"):
+        for i in VALUES[:5]:
+            same(X * i, compiled(X, i))
+    assert len(compiled._entries) == 5

@@ -1,0 +1,403 @@
+"""item() of floating-point tensors: a number that the graph computes with, until its value is needed."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+
+X = torch.arange(1.0, 7.0).reshape(2, 3)
+
+
+def breaks(f, *args):
+    """How many graph breaks a call of `f` has."""
+    kiln.reset()
+    return kiln.explain(f)(*args).graph_break_count
+
+
+def same(expected, found):
+    """Equal bit by bit, classes included."""
+    assert type(expected) is type(found)
+    if isinstance(expected, torch.Tensor):
+        assert expected.dtype == found.dtype
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    elif isinstance(expected, (tuple, list)):
+        assert len(expected) == len(found)
+        for a, b in zip(expected, found):
+            same(a, b)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(found)
+        for k in expected:
+            same(expected[k], found[k])
+    elif isinstance(expected, float):
+        assert expected.hex() == found.hex()
+    else:
+        assert expected == found
+
+
+def check(f, *inputs, graphs=1):
+    """Calls of `f` in eager and compiled agree, with `graphs` graphs in a call."""
+    compiled = kiln.compile(f)
+    for args in inputs:
+        same(f(*args), compiled(*args))
+    assert breaks(f, *inputs[0]) == graphs - 1
+
+
+SCALARS = [torch.tensor(v) for v in (0.1, 2.5, -3.0, 7.0, 1e-3)]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t.item(),
+        lambda t: float(t),
+        lambda t: t.tolist(),
+        lambda t: (t * 2).item() + 1,
+        lambda t: {"loss": t.item(), "twice": [2 * t.item(), t]},
+        lambda t: 1 - t.item() * 0.1 + 3 * t.item() - t.item() / 7,
+        lambda t: -t.item() + abs(t.item()) + (+t.item()),
+        lambda t: t * t.item() + X * t.item(),
+        lambda t: 0.9 ** t.item(),
+        lambda t: abs(t.item()) ** 0.5 + t.item() ** 2 + t.item() ** -1 + abs(t.item()) ** t.item(),
+        lambda t: 3 / t.item() + t.item() / (1 + abs(t.item())),
+        lambda t: math.sqrt(abs(t.item())),
+        lambda t: max(t.item(), 0.5) + min(1.0, t.item()) - max(t.item(), t.item() * 2),
+        lambda t: 1 / max(0.5, (X * t).norm().item()),
+        lambda t: torch.tensor(t.item() * 3),
+        lambda t: torch.as_tensor(t.item(), dtype=torch.float64),
+        lambda t: isinstance(t.item(), float) and type(t.item()) is float,
+        lambda t: [v.item() for v in (t, t * 2, t * 3)],
+        lambda t: (lambda: t.item() * 2)(),
+        lambda t: X / t.item() + t.item() / X - t.item(),
+        lambda t: torch.addcdiv(X, X, X + 1, value=t),
+        lambda t: torch.add(X, X, alpha=t * 2),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_stays_in_the_graph(use, dtype):
+    check(use, *[(t.to(dtype),) for t in SCALARS])
+
+
+@pytest.mark.parametrize(
+    "use, graphs",
+    [
+        (lambda t: X * 2 if (X * t).sum().item() > 1 else X, 2),
+        (lambda t: f"{(t * 2).item():.2f}", 2),
+        (lambda t: X * int((t * 2).item()), 2),
+        (lambda t: {(t + 1).item(): X * 2}, 2),
+        (lambda t: (X * t.item() // 1, (t + 1).item() % 0.7), 2),
+        (lambda t: math.floor((t * 1.5).item()) + X, 2),
+        (lambda t: (t * 2).int().item() + X, 2),
+        (lambda t: (t > 0).item(), 2),
+    ],
+)
+def test_what_needs_the_value_breaks_there(use, graphs):
+    check(use, *[(t,) for t in SCALARS], graphs=graphs)
+
+
+def test_only_the_call_that_needs_it_breaks():
+    def value(t):
+        return t.item()
+
+    def f(t):
+        a = value(t * 2)
+        b = value(t * 3)
+        y = X * int(b) + a
+        return y, a, b, value(y[0, 0])
+
+    check(f, *[(t,) for t in SCALARS], graphs=2)
+
+
+def test_many_calls_that_need_the_value():
+    def f(t):
+        total = 0
+        for i in range(12):
+            total += int((t * i).item()) + len(str((t + i).item()))
+        return total + X
+
+    compiled = kiln.compile(f)
+    for t in SCALARS:
+        same(f(t), compiled(t))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_the_value_is_that_of_the_moment(dtype):
+    def f(t):
+        before = t.item()
+        t.add_(1)
+        between = t.item()
+        t.mul_(2)
+        return before, between, t.item()
+
+    compiled = kiln.compile(f)
+    for v in (0.5, 1.25, 100.0):
+        a, b = torch.tensor(v, dtype=dtype), torch.tensor([[v]], dtype=dtype)
+        same(f(a.clone()), compiled(a))
+        same(f(b.clone()), compiled(b))
+
+
+def test_gradients_stop_there():
+    def f(x):
+        loss = x.square().sum()
+        return loss * loss.item(), (x * loss.item()).sum()
+
+    for i in range(2):
+        a, b = X.clone().requires_grad_(), X.clone().requires_grad_()
+        f(a)[i].backward()
+        kiln.compile(f)(b)[i].backward()
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    "use, error",
+    [
+        (lambda t: X * (1 / t.item()), ZeroDivisionError),
+        (lambda t: t.item() ** -2, ZeroDivisionError),
+        (lambda t: (2 - t.item()) ** 1050, OverflowError),
+        (lambda t: 1e200 ** (2 - t.item()), OverflowError),
+        (lambda t: math.sqrt(t.item() - 1e-9), ValueError),
+    ],
+)
+def test_exceptions_are_those_of_python(use, error):
+    compiled = kiln.compile(use)
+    for v in (1.0, 1.25):
+        same(use(torch.tensor(v)), compiled(torch.tensor(v)))
+    for run in (use, compiled):
+        with pytest.raises(error) as caught:
+            run(torch.tensor(0.0))
+        assert caught.traceback[-1].path.name == "test_item_numbers.py"
+    same(use(torch.tensor(1.5)), compiled(torch.tensor(1.5)))
+
+
+def test_nothing_has_happened_before_an_exception():
+    def step(t, weights, log):
+        for i, w in enumerate(weights):
+            w.add_(1)
+            t[i].sub_(1)
+            log.append(i)
+            w.mul_(1 / t[i].item())
+        return t.sum()
+
+    def state():
+        return torch.tensor([3.0, 1.0, 5.0]), [X.clone() for _ in range(3)], []
+
+    eager, compiled = state(), state()
+    run = kiln.compile(step)
+    good = state()
+    good[0][1] = 4
+    run(*good)
+    for f, s in ((step, eager), (run, compiled)):
+        with pytest.raises(ZeroDivisionError):
+            f(*s)
+    same(list(eager), list(compiled))
+    assert eager[2] == [0, 1]
+
+
+def test_a_root_of_a_negative_number_is_complex():
+    def f(t):
+        return (t * 2).item(), t.item() ** 0.5
+
+    compiled = kiln.compile(f)
+    for v in (4.0, 2.0, -1.0, 9.0):
+        same(f(torch.tensor(v)), compiled(torch.tensor(v)))
+
+
+def test_division_by_what_is_dear_to_compute():
+    def f(x):
+        return x * (1 / x.sum().item())
+
+    check(f, (X,), (X + 1,), graphs=2)
+    with pytest.raises(ZeroDivisionError):
+        kiln.compile(f)(X * 0)
+
+
+def test_powers_are_those_of_python():
+    torch.manual_seed(0)
+    bases = torch.cat([torch.rand(300, dtype=torch.float64) * 10, torch.rand(50, dtype=torch.float64) * 1e-3])
+    steps = torch.arange(1.0, 351.0, dtype=torch.float64)
+
+    def f(a, b):
+        x, y = a.item(), b.item()
+        return x**2, x**0.5, x**3, x**-0.8, 0.999**y, 0.9**y, x ** (y * 0.01), 1 - 0.96 ** (y * 0.004), x**1
+
+    compiled = kiln.compile(f)
+    for a, b in zip(bases, steps):
+        assert compiled(a, b) == f(a, b)
+    assert breaks(f, bases[0], steps[0]) == 0
+
+
+class Meter:
+    def __init__(self):
+        self.total, self.last = 0.0, None
+
+    def update(self, loss):
+        self.last = loss.item()
+        self.total += self.last
+
+
+def test_accumulators():
+    def step(x, meter, stats):
+        loss = (x * 2).sum()
+        meter.update(loss)
+        stats["loss"] = loss.item()
+        stats["all"] += loss.item()
+        return loss
+
+    eager, compiled = [(Meter(), {"loss": None, "all": 0.0}) for _ in range(2)]
+    run = kiln.compile(step)
+    for i in range(6):
+        same(step(X * i, *eager), run(X * i, *compiled))
+        same(eager[1], compiled[1])
+        same(vars(eager[0]), vars(compiled[0]))
+    assert len(run._entries) <= 3
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda h, v, i: h["list"].append(v),
+        lambda h, v, i: h["dict"].__setitem__(i, v),
+        lambda h, v, i: h.update({i: v}),
+    ],
+)
+def test_histories_are_left_to_the_code_behind_a_break(add):
+    def step(x, history, i):
+        loss = (x * 2).sum()
+        add(history, loss.item(), i)
+        return loss
+
+    eager, compiled = [{"list": [], "dict": {}} for _ in range(2)]
+    run = kiln.compile(step)
+    for i in range(6):
+        same(step(X * i, eager, i), run(X * i, compiled, i))
+        same(eager, compiled)
+
+
+def test_a_growing_list_does_not_spoil_the_graph():
+    history = []
+
+    def step(x):
+        loss = (x * 2).sum()
+        value = loss.item()
+        history.append(value)
+        return loss
+
+    run = kiln.compile(step)
+    for i in range(20):
+        run(X * i)
+    assert len(run._entries) == 1
+    assert len(history) == 20
+
+
+def test_branches_on_counters_are_guards():
+    def f(x, step):
+        step.add_(1)
+        k = step.item()
+        if k < 4:
+            x = x * k
+        elif k % 1 == 0 and k == 6:
+            x = x - k
+        return x + max(1, k - 3)
+
+    def g(x, step):
+        step.add_(1)
+        k = step.item()
+        return x * k if k < 4 else x - max(1, k - 6), k
+
+    for use, variants in ((f, None), (g, 3)):
+        eager, counter = torch.tensor(0.0), torch.tensor(0.0)
+        compiled = kiln.compile(use)
+        for _ in range(10):
+            same(use(X, eager), compiled(X, counter))
+        if variants:
+            assert len(compiled._entries) == variants
+            assert breaks(use, X, counter) == 0
+
+
+def test_after_a_graph_break():
+    def f(x):
+        a = x.sum().item()
+        b = [a, a * 2]
+        kiln.graph_break()
+        return x * a + b[1], a, b
+
+    check(f, (X,), (X * 2,), (X - 1,), graphs=2)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), 1),
+    "adam": (lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True), 1),
+    "adam, tensor lr": (lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False), 1),
+    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.01, weight_decay=0.01), 1),
+    "adamax": (lambda p: torch.optim.Adamax(p, lr=0.01), 1),
+    "nadam": (lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True), 1),
+    "adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.05), 1),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.3), 1),
+    "adadelta": (lambda p: torch.optim.Adadelta(p), 1),
+    "rprop": (lambda p: torch.optim.Rprop(p), 1),
+    "radam": (lambda p: torch.optim.RAdam(p, lr=0.01), 1),
+    "asgd": (lambda p: torch.optim.ASGD(p, lr=0.05, t0=3), 1),
+}
+SCHEDULERS = {
+    "none": None,
+    "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+}
+
+
+def train(make_optimizer, make_scheduler, wrap, steps=8):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    optimizer = make_optimizer(model.parameters())
+    scheduler = make_scheduler(optimizer) if make_scheduler else None
+    stats = {"total": 0.0}
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        stats["total"] += loss.item()
+        return loss.item()
+
+    run = wrap(step)
+    found = []
+    for _ in range(steps):
+        found.append(run(torch.randn(4, 6, dtype=torch.float64)))
+        if scheduler:
+            scheduler.step()
+    return [found, stats, list(model.parameters()), optimizer.state_dict()["state"]], step
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_train_as_in_eager(optimizer, scheduler):
+    make, graphs = OPTIMIZERS[optimizer]
+    expected, _ = train(make, SCHEDULERS[scheduler], lambda f: f)
+    found, step = train(make, SCHEDULERS[scheduler], kiln.compile)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert breaks(step, torch.randn(4, 6, dtype=torch.float64)) == graphs - 1
+
+
+def test_custom_backends_break():
+    def backend(gm, inputs):
+        return gm.forward
+
+    def f(x):
+        return (x * 2).sum().item() + 1
+
+    compiled = kiln.compile(f, backend=backend)
+    assert compiled(X) == f(X)
+    with pytest.raises(Exception, match="graph break"):
+        kiln.compile(f, backend=backend, fullgraph=True)(X)
+
+
+def test_switched_off():
+    def f(x):
+        return (x * 2).sum().item() + 1
+
+    with kiln.config.patch(disable_passes="capture.item_numbers"):
+        assert breaks(f, X) == 1
+    kiln.reset()
+    assert breaks(f, X) == 0
