@@ -41,12 +41,12 @@ def value(tensor):
     return tensor.item() if isinstance(tensor, torch.Tensor) else tensor
 
 
-def item(tensor, source):
-    """What item() gives for a tensor of one element."""
-    tensor = tensor.detach()
+def item(tensor, source, bound):
+    """What item() gives for a tensor of one element: a float, or an int if there is a `bound`."""
+    dtype = torch.float64 if bound is None else torch.int64
     # A copy: the tensor may be written in place later.
-    tensor = tensor.clone() if tensor.dtype is torch.float64 else tensor.to(torch.float64)
-    return Number(tensor.reshape(()) if tensor.dim() > 0 else tensor, (source,))
+    tensor = tensor.detach().to(dtype, copy=True)
+    return Number(tensor.reshape(()) if tensor.dim() > 0 else tensor, (source,), bound=bound)
 
 
 def joined(a, b):
@@ -111,12 +111,16 @@ class Number:
         return float if self.bound is None else int
 
     def __neg__(self):
+        if self.bound is not None and self.bound > LARGEST:
+            specialize(self)
         return Number(-self.tensor, self.sources, self.nonzero, self.bound)
 
     def __pos__(self):
         return self
 
     def __abs__(self):
+        if self.bound is not None and self.bound > LARGEST:
+            specialize(self)
         return Number(self.tensor.abs(), self.sources, self.nonzero, self.bound)
 
     def __truediv__(self, other):

@@ -339,7 +339,9 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
   }
-  if (t == &PyFloat_Type && count_of(nargsf, kwnames) == 1 && !kwnames)
+  const bool converts = count_of(nargsf, kwnames) == 1 && !kwnames && py::is_tensor(args[0]);
+  if (converts && (t == &PyFloat_Type ? THPVariable_Unpack(args[0]).is_floating_point()
+                                      : t == &PyLong_Type && !THPVariable_Unpack(args[0]).is_floating_point()))
     if (PyObject* number = item_number(args[0]); number || PyErr_Occurred()) return number;
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;

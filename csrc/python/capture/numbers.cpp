@@ -3,6 +3,8 @@
 // number for a constant again, or breaks at that call of item().
 #include <ATen/ScalarOps.h>
 
+#include <numeric>
+
 #include "aten/fake.h"
 #include "base/error.h"
 #include "python/capture/callables.h"
@@ -25,6 +27,19 @@ PyTypeObject* number_type() {
 constexpr const char* kItem = "item() at ";
 
 PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
+
+/// What the element of an int tensor cannot exceed in magnitude.
+uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
+  // How many of so many are true: a metric, as a rule.
+  static const graph::Op sum("aten::sum"), count("aten::count_nonzero");
+  const graph::Value v = trace.find(t);
+  if (v && t._version() == 0 && v.node->kind == graph::NodeKind::Call && (v.node->op == sum || v.node->op == count)) {
+    const graph::TensorMeta& of = v.node->arg(0).value().meta();
+    const int64_t number = std::accumulate(of.sizes.begin(), of.sizes.end(), int64_t{1}, std::multiplies<>());
+    if (v.node->op == count || of.dtype == DType::Bool) return static_cast<uint64_t>(number);
+  }
+  return uint64_t{1} << (8 * t.element_size() - 1 + (t.scalar_type() == at::kByte));
+}
 }  // namespace
 
 void load_numbers() { number_type(); }
@@ -126,14 +141,17 @@ std::string Machine::call_site() const {
 PyObject* Machine::item_number(PyObject* o) {
   if (!options.item_numbers || !py::is_tensor(o)) return nullptr;
   const at::Tensor t = THPVariable_Unpack(o);
+  if (!aten::is_fake(t) || t.numel() != 1 || !t.device().is_cpu()) return nullptr;
   const at::ScalarType type = t.scalar_type();
-  const bool exact = type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
-  if (!exact || !aten::is_fake(t) || t.numel() != 1 || !t.device().is_cpu()) return nullptr;
+  const bool whole = c10::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) <= 8;
+  if (!whole && type != at::kDouble && type != at::kFloat && type != at::kHalf && type != at::kBFloat16) return nullptr;
   const std::string source = kItem + call_site();
   if (options.breaking_items.count(source)) return nullptr;
   static PyObject* item = function_of("item");
   has_numbers = true;
-  return PyObject_CallFunction(item, "Os", o, source.c_str());
+  const py::Ref bound =
+      whole ? py::check(PyLong_FromUnsignedLongLong(largest_magnitude(trace, t))) : py::Ref::borrow(Py_None);
+  return PyObject_CallFunction(item, "OsO", o, source.c_str(), bound.get());
 }
 
 bool Machine::grows_with(PyObject* container, PyObject* number) {
