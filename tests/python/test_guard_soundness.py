@@ -4,6 +4,7 @@ that it calls, looked at what differs: nested containers, attributes, sizes of t
 import array
 import collections
 import copy
+import ctypes
 import dataclasses
 import datetime
 import decimal
@@ -685,6 +686,25 @@ def test_arrays_that_only_become_tensors_are_not_compared():
         batch = np.full(3, k, dtype=np.float32)
         assert torch.equal(compiled(X, batch), step(X, batch))
     assert len(compiled._entries) == 1
+
+
+class Pair(ctypes.Structure):
+    _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_double)]
+
+
+def test_fields_of_ctypes_objects():
+    def run(function):
+        pair, seen = Pair(1, 2.0), []
+        for _ in range(3):
+            seen.append(function(pair, X))
+            pair.b += 1
+        return seen, pair.a
+
+    def program(pair, x):
+        pair.a += 1
+        return x * pair.a + pair.b
+
+    assert_same(run(program), run(kiln.compile(program)))
 
 
 class Dimensions:

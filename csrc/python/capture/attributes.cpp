@@ -1,5 +1,6 @@
 // Attributes, globals and cells: reads by path with guards, writes into overlays.
 #include "python/capture/machine.h"
+#include "python/guards/checks.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -68,10 +69,6 @@ bool sets_in_python(PyObject* descr) {
   for (PyObject* name : {set, del})
     if (PyObject* f = _PyType_Lookup(Py_TYPE(descr), name); f && PyFunction_Check(f)) return true;
   return false;
-}
-
-bool is_c_accessor(PyObject* descr) {
-  return Py_TYPE(descr) == &PyGetSetDescr_Type || Py_TYPE(descr) == &PyMemberDescr_Type;
 }
 }  // namespace
 
@@ -271,7 +268,7 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
   py::Ref hold = py::Ref::borrow(descr);
   descrgetfunc get = descr ? Py_TYPE(descr)->tp_descr_get : nullptr;
   if (descr && get && Py_TYPE(descr)->tp_descr_set) {
-    if (!is_c_accessor(descr)) return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+    if (!guards::is_c_accessor(descr)) return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
     if (name == names().dict || PyUnicode_Compare(name, names().dict) == 0) return instance_dict(o);
     auto it = overlays.find(o);
     if (it != overlays.end())
@@ -547,7 +544,7 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
   PyObject* args[2] = {o, name};
   PyObject* v;
-  if (descr && is_c_accessor(descr)) {
+  if (descr && guards::is_c_accessor(descr)) {
     static PyObject* getattr = PyObject_GetAttrString(PyImport_AddModule("builtins"), "getattr");
     v = torch_call(getattr, args, 2, nullptr, [&] { return PyObject_GetAttr(o, name); });
   } else {

@@ -170,4 +170,18 @@ bool same_constant(PyObject* a, PyObject* b) {
   return r.get() == Py_True;
 }
 
+bool is_c_accessor(PyObject* descr) {
+  PyTypeObject* t = Py_TYPE(descr);
+  if (t == &PyGetSetDescr_Type || t == &PyMemberDescr_Type) return true;
+  if (!t->tp_descr_get || !t->tp_descr_set) return false;
+  static PyObject* name = PyUnicode_InternFromString("__get__");
+  if (!PyType_IsSubtype(t, &PyProperty_Type)) {
+    PyObject* get = _PyType_Lookup(t, name);
+    return get && !PyFunction_Check(get);
+  }
+  const py::Ref getter = py::Ref::steal(PyObject_GetAttrString(descr, "fget"));
+  PyErr_Clear();
+  return getter && PyCFunction_Check(getter.get());
+}
+
 }  // namespace kiln::guards

@@ -38,4 +38,8 @@ bool has_gradient_hooks(PyObject* o);
 /// Python are compared by identity.
 bool same_constant(PyObject* a, PyObject* b);
 
+/// Whether `descr` is a data descriptor whose __get__ runs C code only: a getset or member descriptor, a field of
+/// ctypes, a property with a getter in C.
+bool is_c_accessor(PyObject* descr);
+
 }  // namespace kiln::guards

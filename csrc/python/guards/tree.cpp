@@ -160,8 +160,7 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
         return given;
       }
       PyObject* descriptor = _PyType_Lookup(Py_TYPE(base), n.object.get());
-      if (!descriptor || (Py_TYPE(descriptor) != &PyGetSetDescr_Type && Py_TYPE(descriptor) != &PyMemberDescr_Type))
-        return nullptr;
+      if (!descriptor || !is_c_accessor(descriptor)) return nullptr;
       PyObject* value = Py_TYPE(descriptor)->tp_descr_get(descriptor, base, reinterpret_cast<PyObject*>(Py_TYPE(base)));
       if (!value) {
         PyErr_Clear();
