@@ -330,3 +330,30 @@ def test_leaves_made_inside(program):
 def test_leaves_made_inside_need_no_break():
     for program in (by_attribute, by_factory, leaf_alone):
         kiln.compile(program, fullgraph=True)(X)
+
+
+def test_a_layer_norm_between_transposes_of_equal_sizes():
+    """As many positions as channels: what lies at the same place need not be the same view."""
+    torch.manual_seed(0)
+    m = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(3, 16, 4, 4),
+            "first": nn.LayerNorm(16),
+            "last": nn.LayerNorm(16),
+            "linear": nn.Linear(16, 16),
+        }
+    ).double()
+    weights = torch.randn(2, 16, 4, 4, dtype=torch.float64)
+
+    def program(x):
+        y = m["first"](m["conv"](x).flatten(2).transpose(1, 2)) + 1
+        y = y + m["linear"](m["last"](y))
+        return y.reshape(2, 4, 4, -1).permute(0, 3, 1, 2).contiguous()
+
+    def run(function):
+        m.zero_grad()
+        y = function(torch.linspace(-1, 1, 2 * 3 * 256, dtype=torch.float64).sin().reshape(2, 3, 16, 16))
+        (y * weights).sum().backward()
+        return y, [p.grad.clone() for p in m.parameters()]
+
+    assert_same(run(program), run(kiln.compile(program)))

@@ -1,3 +1,5 @@
+#include "base/error.h"
+#include "graph/infer.h"
 #include "graph/passes/passes.h"
 #include "ops/ops.h"
 
@@ -37,6 +39,18 @@ bool same_place(const TensorMeta& a, const TensorMeta& b) {
   return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides && a.offset == b.offset;
 }
 
+/// Whether what the node says of its result is so: an argument that was replaced by one of another layout leaves it
+/// behind.
+bool is_exact(const Node* n) {
+  try {
+    return same_place(infer(n->op, n->args).at(0), n->results[0]);
+  } catch (const ops::ShapeError&) {
+    return false;
+  } catch (const Unsupported&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 bool simplify_views(Graph& g) {
@@ -53,13 +67,14 @@ bool simplify_views(Graph& g) {
     if (!is_view_call(n)) continue;
     // An earlier member of the chain that lies at the same place in the same storage.
     Value earlier = n->args[0].value();
-    for (;;) {
+    for (bool exact = is_exact(n); exact;) {
       if (same_place(earlier.meta(), n->results[0]) && may_replace(n->out(), earlier, escapes)) {
         replaced[n] = {earlier};
         changed = true;
         break;
       }
       if (!is_view_call(earlier.node)) break;
+      exact = is_exact(earlier.node);
       earlier = earlier.node->args[0].value();
     }
     if (replaced.contains(n)) continue;
