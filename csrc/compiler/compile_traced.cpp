@@ -40,7 +40,7 @@ struct BackwardMaker {
   std::shared_ptr<const graph::Graph> graph;
   size_t num_saved;
   std::vector<joint::TangentSet> reached_from;
-  std::vector<int64_t> total_of;
+  size_t num_grads;
   GraphCompiler compiler;
   std::shared_ptr<runtime::Artifact> all;  // for all outputs, if it was made at once
   int64_t made = 0;
@@ -51,7 +51,7 @@ struct BackwardMaker {
       std::iota(inputs.begin(), inputs.end(), size_t{0});
       return {all, std::move(inputs)};
     }
-    joint::Narrowed part = joint::narrow(*graph, num_saved, wanted, reached_from, total_of);
+    joint::Narrowed part = joint::narrow(*graph, num_saved, wanted, reached_from, num_grads);
     TORCH_CHECK(part.graph,
                 "the gradient of one result of this compiled function by another is asked for (retain_grad, a hook, "
                 "autograd.grad), and is no value of its own in the backward graph: run the function in eager");
@@ -142,8 +142,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   // Which of several outputs will be differentiated is known at the first backward().
   std::shared_ptr<runtime::Artifact> all;
   if (joint.tangent_of.size() == 1) all = compiler(*cut.backward, "backward");
-  parts->make_backward = BackwardMaker{std::move(cut.backward),   cut.saved.size(),    std::move(joint.reached_from),
-                                       std::move(joint.total_of), std::move(compiler), std::move(all)};
+  parts->make_backward = BackwardMaker{std::move(cut.backward), cut.saved.size(),    std::move(joint.reached_from),
+                                       joint.grad_of.size(),    std::move(compiler), std::move(all)};
   return runtime::make_compiled_function(std::move(parts));
 }
 

@@ -61,6 +61,8 @@ void set_view(Output& out, const at::Tensor& base, const at::Tensor& view, const
   out.negate = view.is_neg() != base.is_neg();
 }
 
+struct Reach;
+
 class Tracer {
  public:
   explicit Tracer(const std::vector<at::Tensor>& examples)
@@ -81,7 +83,7 @@ class Tracer {
   void classify(const std::vector<at::Tensor>& outputs);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate();
-  void relate_tangents(const edge_list& roots);
+  void relate_tangents(const Reach& reach);
   void check_leaves(const edge_list& roots);
   void find_kept();
   Value value_of(const at::Tensor& t);
@@ -325,12 +327,11 @@ struct Reach {
   std::map<std::pair<Node*, uint32_t>, TangentSet> at_edge;
 };
 
-/// Finds out which tangents have autograd nodes with saved tensors in common. The graph behind `roots` has run and
-/// released its variables.
-void Tracer::relate_tangents(const edge_list& roots) {
-  const Reach reach(roots);
+/// Finds out which tangents have autograd nodes with saved tensors in common. The graph has run and released its
+/// variables.
+void Tracer::relate_tangents(const Reach& reach) {
   // From the leaves up: what is shared by many is asked first, and answers for many.
-  joint_.uses_up.assign(roots.size(), reach.none);
+  joint_.uses_up.assign(reach.none.size(), reach.none);
   for (auto it = reach.nodes.rbegin(); it != reach.nodes.rend(); ++it) {
     const TangentSet& here = reach.at_node.at(*it);
     const auto each = [&](auto&& f) {
@@ -371,15 +372,13 @@ void Tracer::differentiate() {
     primals.push_back(static_cast<int64_t>(i));
     targets.push_back(edges_[i]);
   }
-  {
-    const Reach reach(roots);
-    for (size_t k = 0; k < roots.size(); ++k)
-      if (reach.at(roots[k]).count() > 1) {
-        joint_.total_of.push_back(static_cast<int64_t>(k));
-        targets.push_back(roots[k]);
-      }
-    for (const Edge& e : targets) joint_.reached_from.push_back(reach.at(e));
-  }
+  const Reach reach(roots);
+  for (size_t k = 0; k < roots.size(); ++k)
+    if (reach.at(roots[k]).count() > 1) {
+      joint_.total_of.push_back(static_cast<int64_t>(k));
+      targets.push_back(roots[k]);
+    }
+  for (const Edge& e : targets) joint_.reached_from.push_back(reach.at(e));
   variable_list tangents;
   for (size_t i : of) {
     graph::TensorMeta meta = aten::meta_of(forward_[i]);
@@ -421,7 +420,7 @@ void Tracer::differentiate() {
   } catch (const std::exception& e) {  // of a custom operator's Python formula
     throw Unsupported(std::string("the gradient: ") + e.what());
   }
-  relate_tangents(roots);
+  relate_tangents(reach);
   for (const at::Tensor& g : grads) graph_->outputs().push_back(g.defined() ? Arg(value_of(g)) : Arg());
   joint_.grad_of = std::move(primals);
 }

@@ -309,7 +309,7 @@ Cost cost_of(const std::vector<Buffer>& buffers, const std::vector<int64_t>& ran
     const Opcode op = n.insts[id].op;
     if (op == Opcode::Load || op == Opcode::MaskedLoad)
       ++c.loads;
-    else if (op == Opcode::Pow || op == Opcode::PowScalar || (op >= Opcode::Exp && op <= Opcode::Sigmoid))
+    else if (is_math(op))
       ++c.math;
     else if (op != Opcode::ConstInt && op != Opcode::ConstFloat)
       ++c.ops;
@@ -339,6 +339,10 @@ int arity(Opcode op) { return kOps[static_cast<size_t>(op)].arity; }
 char opcode_class(Opcode op) { return kOps[static_cast<size_t>(op)].cls; }
 std::string_view opcode_name(Opcode op) { return kOps[static_cast<size_t>(op)].name; }
 bool is_scalar_op(Opcode op) { return op < Opcode::ConstInt; }
+bool is_math(Opcode op) {
+  return op == Opcode::Pow || op == Opcode::PowScalar || op == Opcode::Fmod ||
+         (op >= Opcode::Exp && op <= Opcode::Sigmoid);
+}
 int result_count(ReduceKind k) { return k >= ReduceKind::ArgMax ? 2 : 1; }
 int operand_count(ReduceKind k) {
   switch (k) {

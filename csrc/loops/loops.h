@@ -267,6 +267,8 @@ char opcode_class(Opcode op);
 std::string_view opcode_name(Opcode op);
 /// True for rows of opcodes.def.
 bool is_scalar_op(Opcode op);
+/// True for a function that takes a polynomial or a division of its own: many times the time of an addition.
+bool is_math(Opcode op);
 int result_count(ReduceKind k);
 int operand_count(ReduceKind k);
 

@@ -10,11 +10,6 @@ namespace {
 
 constexpr int64_t kMostBytes = 256 << 10;  // of one row: it should stay in the cache
 
-bool is_costly(Opcode op) {
-  return op == Opcode::Pow || op == Opcode::PowScalar || op == Opcode::Fmod ||
-         (op >= Opcode::Exp && op <= Opcode::Sigmoid);
-}
-
 /// Finds for the values of stage `k` the equal ones of an earlier stage `j` with the same loops.
 class Matcher {
  public:
@@ -74,7 +69,7 @@ class Matcher {
 
 bool makes_costly(const Nest& n, const Stage& s, ValueId id) {
   if (std::find(s.body.begin(), s.body.end(), id) == s.body.end()) return false;
-  if (is_costly(n.insts[id].op)) return true;
+  if (loops::is_math(n.insts[id].op)) return true;
   return std::any_of(n.insts[id].args.begin(), n.insts[id].args.end(),
                      [&](ValueId a) { return makes_costly(n, s, a); });
 }

@@ -123,32 +123,6 @@ class Number:
             specialize(self)
         return Number(self.tensor.abs(), self.sources, self.nonzero, self.bound)
 
-    def __truediv__(self, other):
-        return divide(self, other) if is_number(other) or is_constant(other) else NotImplemented
-
-    def __rtruediv__(self, other):
-        return divide(other, self) if is_constant(other) else NotImplemented
-
-    def __floordiv__(self, other):
-        return divide_whole(self, other, False) if is_number(other) or is_constant(other) else NotImplemented
-
-    def __rfloordiv__(self, other):
-        return divide_whole(other, self, False) if is_constant(other) else NotImplemented
-
-    def __mod__(self, other):
-        return divide_whole(self, other, True) if is_number(other) or is_constant(other) else NotImplemented
-
-    def __rmod__(self, other):
-        return divide_whole(other, self, True) if is_constant(other) else NotImplemented
-
-    def __pow__(self, other, modulo=None):
-        if modulo is not None:
-            specialize(self)
-        return power(self, other) if is_number(other) or is_constant(other) else NotImplemented
-
-    def __rpow__(self, other, modulo=None):
-        return power(other, self) if is_constant(other) else NotImplemented
-
     def __bool__(self):
         return decide(self.tensor != 0, self)
 
@@ -173,20 +147,29 @@ def divide(a, b):
     return Number((as_operand(a) if is_number(a) else constant(a)) / as_operand(b), sources_of(a, b))
 
 
-def divide_whole(a, b, remainder):
-    """// and %, of ints."""
+def whole_operands(a, b):
+    """Of // and %, which stay in the graph for ints."""
     if not (is_int(a) and is_int(b)):
         specialize(a if is_number(a) else b)
     check_divisor(b, a)
-    x, y = [o.tensor if is_number(o) else torch.tensor(int(o)) for o in (a, b)]
-    if remainder:
-        return whole(torch.remainder(x, y), a, b, bound_of(b))
+    return [o.tensor if is_number(o) else torch.tensor(int(o)) for o in (a, b)]
+
+
+def floor_divide(a, b):
+    x, y = whole_operands(a, b)
     return whole(torch.div(x, y, rounding_mode="floor"), a, b, bound_of(a))
 
 
-def power(a, b):
+def remainder(a, b):
+    x, y = whole_operands(a, b)
+    return whole(torch.remainder(x, y), a, b, bound_of(b))
+
+
+def power(a, b, modulo=None):
     """a ** b. The exponent is always a tensor: for some numbers torch.pow has formulas of its own, and for a single
     element of float64 it otherwise calls the C library's pow, as Python does."""
+    if modulo is not None:
+        specialize(a if is_number(a) else b)
     if is_int(a) and is_int(b):
         if is_number(b):  # the sign of the exponent decides on the class
             specialize(b)
@@ -202,8 +185,7 @@ def power(a, b):
 
 
 def arithmetic(name, bound):
-    """A method for `name` and its reflected form, between numbers and constants; tensors never come here (see binary).
-    `bound` is the result's, of ints."""
+    """What computes the operator `name`. `bound` is the result's, of ints."""
     function = getattr(operator, name)
 
     def compute(a, b):
@@ -215,11 +197,18 @@ def arithmetic(name, bound):
         x, y = [o.tensor if is_number(o) else int(o) for o in (a, b)]
         return whole(function(x, y), a, b, bound(bound_of(a), bound_of(b)))
 
-    def method(self, other):
-        return compute(self, other) if is_number(other) or is_constant(other) else NotImplemented
+    return compute
 
-    def reflected(self, other):
-        return compute(other, self) if is_constant(other) else NotImplemented
+
+def operators(compute):
+    """A method for an operator and one for its reflected form, between numbers and constants; tensors never come here
+    (see binary). For any other operand both answer as Python's protocol wants it: the other's class is asked."""
+
+    def method(self, other, *modulo):
+        return compute(self, other, *modulo) if is_number(other) or is_constant(other) else NotImplemented
+
+    def reflected(self, other, *modulo):
+        return compute(other, self, *modulo) if is_constant(other) else NotImplemented
 
     return method, reflected
 
@@ -266,8 +255,17 @@ def refuse_bits(name):
     return method
 
 
-for _name, _bound in (("add", operator.add), ("sub", operator.add), ("mul", operator.mul)):
-    _method, _reflected = arithmetic(_name, _bound)
+OPERATORS = {
+    "add": arithmetic("add", operator.add),
+    "sub": arithmetic("sub", operator.add),
+    "mul": arithmetic("mul", operator.mul),
+    "truediv": divide,
+    "floordiv": floor_divide,
+    "mod": remainder,
+    "pow": power,
+}
+for _name, _compute in OPERATORS.items():
+    _method, _reflected = operators(_compute)
     setattr(Number, f"__{_name}__", _method)
     setattr(Number, f"__r{_name}__", _reflected)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):

@@ -19,11 +19,6 @@ const char* const kDivisionByZero = "ZeroDivisionError";
 
 namespace {
 
-bool is_math(Opcode op) {
-  return op == Opcode::Pow || op == Opcode::PowScalar || op == Opcode::Fmod ||
-         (op >= Opcode::Exp && op <= Opcode::Sigmoid);
-}
-
 double inst_cost(const Inst& i) {
   switch (i.op) {
     case Opcode::ConstInt:
@@ -39,7 +34,7 @@ double inst_cost(const Inst& i) {
     case Opcode::Store:
       return symbolic::has_indirect(i.index) ? 6 : 2;
     default:
-      return is_math(i.op) ? 15 : 1;
+      return loops::is_math(i.op) ? 15 : 1;
   }
 }
 
@@ -94,7 +89,7 @@ int pick_unroll(const Nest& nest, const std::vector<const Stage*>& stages, int w
       const Inst& i = nest.insts[id];
       insts += i.op != Opcode::ConstInt && i.op != Opcode::ConstFloat && i.op != Opcode::Project;
       reduces |= i.op == Opcode::Reduce;
-      math |= is_math(i.op);
+      math |= loops::is_math(i.op);
     }
   int unroll = reduces ? (insts <= 16 ? 4 : insts <= 40 ? 2 : 1) : (insts <= 12 ? 2 : 1);
   if (math) unroll = reduces && insts <= 16 ? 2 : 1;

@@ -39,11 +39,13 @@ bool same_place(const TensorMeta& a, const TensorMeta& b) {
   return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides && a.offset == b.offset;
 }
 
-/// Whether what the node says of its result is so: an argument that was replaced by one of another layout leaves it
-/// behind.
-bool is_exact(const Node* n) {
+/// Whether what the views between `earlier` and `v` say of their results is so: an argument that was replaced by one of
+/// another layout leaves it behind.
+bool is_exact(Value v, Value earlier) {
   try {
-    return same_place(infer(n->op, n->args).at(0), n->results[0]);
+    for (; v != earlier; v = v.node->args[0].value())
+      if (!same_place(infer(v.node->op, v.node->args).at(0), v.meta())) return false;
+    return true;
   } catch (const ops::ShapeError&) {
     return false;
   } catch (const Unsupported&) {
@@ -67,15 +69,16 @@ bool simplify_views(Graph& g) {
     if (!is_view_call(n)) continue;
     // An earlier member of the chain that lies at the same place in the same storage.
     Value earlier = n->args[0].value();
-    for (bool exact = is_exact(n); exact;) {
-      if (same_place(earlier.meta(), n->results[0]) && may_replace(n->out(), earlier, escapes)) {
-        replaced[n] = {earlier};
-        changed = true;
+    while (!same_place(earlier.meta(), n->results[0]) || !may_replace(n->out(), earlier, escapes)) {
+      if (!is_view_call(earlier.node)) {
+        earlier = Value();
         break;
       }
-      if (!is_view_call(earlier.node)) break;
-      exact = is_exact(earlier.node);
       earlier = earlier.node->args[0].value();
+    }
+    if (earlier && is_exact(n->out(), earlier)) {
+      replaced[n] = {earlier};
+      changed = true;
     }
     if (replaced.contains(n)) continue;
     const Node* before = n->args[0].value().node;

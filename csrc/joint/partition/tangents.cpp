@@ -239,15 +239,14 @@ std::vector<TangentSet> readers_of_saved(const Graph& backward, size_t num_saved
 }
 
 Narrowed narrow(const Graph& backward, size_t num_saved, const Part& part, const std::vector<TangentSet>& reached_from,
-                const std::vector<int64_t>& total_of) {
+                size_t num_grads) {
   Narrowed out;
   out.graph = backward.clone();
   Graph& g = *out.graph;
   const auto totals = take_apart(g, num_saved, part.cut);
   if (!totals) return {};
-  std::vector<TangentSet> from = reached_from;
-  from.resize(from.size() - total_of.size());
-  g.outputs().resize(from.size());
+  std::vector<TangentSet> from(reached_from.begin(), reached_from.begin() + static_cast<std::ptrdiff_t>(num_grads));
+  g.outputs().resize(num_grads);
   if (part.contributions) {
     from.assign(totals->size(), part.defined);
     g.outputs().assign(totals->begin(), totals->end());

@@ -34,8 +34,8 @@ struct Part {
 
 /// The part of `backward` that runs when only the tangents in `part.defined` are there. As in eager, a gradient that
 /// none of these reaches is undefined, one undefined summand is no summand, and any other use of an undefined gradient
-/// reads zeros. `reached_from` and `total_of` as in Joint.
+/// reads zeros. The first `num_grads` outputs are the gradients of inputs; `reached_from` as in Joint.
 Narrowed narrow(const graph::Graph& backward, size_t num_saved, const Part& part,
-                const std::vector<TangentSet>& reached_from, const std::vector<int64_t>& total_of);
+                const std::vector<TangentSet>& reached_from, size_t num_grads);
 
 }  // namespace kiln::joint

@@ -34,13 +34,13 @@ struct CaptureResult {
   std::unordered_set<std::string>
       constant_numbers;                            // of CaptureOptions::changing_numbers, those that must be constants
   std::unordered_set<std::string> breaking_items;  // calls of item() that must break the graph
-  /// Asked before the graph runs, with some of its inputs: if the one output, a bool, is true, this call is to run in
-  /// eager. Null if there is no such condition.
-  std::shared_ptr<graph::Graph> eager_condition;
-  std::vector<size_t> eager_condition_inputs;  // by index in `inputs`
-  /// The same, as a guard: if it is true, the program takes another branch than the captured one.
-  std::shared_ptr<graph::Graph> other_branch;
-  std::vector<size_t> other_branch_inputs;
+  /// Asked before the graph runs. Its one output is a bool.
+  struct Condition {
+    std::shared_ptr<graph::Graph> graph;  // null: there is none
+    std::vector<size_t> inputs;           // by index in CaptureResult::inputs
+  };
+  Condition eager_condition;  // this call is to run in eager
+  Condition other_branch;     // a guard that fails: the program takes another branch than the captured one
 };
 
 /// Options of one kiln.compile call that capture needs.

@@ -9,6 +9,7 @@
 #include "ops/ops.h"
 #include "python/capture/machine.h"
 #include "python/pch.h"
+#include "runtime/aten_artifact.h"
 
 namespace kiln::capture {
 
@@ -52,16 +53,6 @@ bool is_cheap(const Node& n) {
   const aten::OpInfo* op = aten::find_op(n.op);
   return op && n.op.name().starts_with("aten::") && !op->random && !op->needs_data && !op->factory &&
          (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View || op->kind == aten::OpKind::InPlace);
-}
-
-/// A tensor_constant's tensor.
-at::Tensor constant_of(const Node& n) {
-  const graph::Arg& number = n.arg(0).list().at(0);
-  const at::ScalarType type = aten::scalar_type_of(n.results.at(0).dtype);
-  const at::Scalar scalar = number.is<bool>()      ? at::Scalar(number.to_bool())
-                            : number.is<int64_t>() ? at::Scalar(number.to_int())
-                                                   : at::Scalar(number.to_double());
-  return at::full(n.results[0].sizes, scalar, at::TensorOptions().dtype(type));
 }
 
 }  // namespace
@@ -129,7 +120,7 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   try {
     for (Node* n : order) {
       if (n->op == constant_op()) {
-        now[n->out()] = constant_of(*n);
+        now[n->out()] = runtime::constant_tensor(*n);
         continue;
       }
       const aten::OpInfo& op = aten::get_op(n->op);
@@ -147,18 +138,18 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   return truth;
 }
 
-std::shared_ptr<graph::Graph> Machine::any_of(const Conditions& conditions, const char* name,
-                                              std::vector<size_t>* taken) {
-  if (conditions.values.empty()) return nullptr;
+CaptureResult::Condition Machine::any_of(const Conditions& conditions, const char* name) {
+  if (conditions.values.empty()) return {};
   static const graph::Op clone("aten::clone"), either("aten::logical_or"), negation("aten::logical_not");
   auto made = std::make_shared<graph::Graph>();
+  std::vector<size_t> taken;
   made->name = name;
   std::unordered_map<Value, Value> map;
   const graph::Graph& from = trace.graph();
   for (size_t i = 0; i < from.inputs().size(); ++i) {
     Node* input = from.inputs()[i];
     if (!conditions.nodes.count(input)) continue;
-    taken->push_back(i);
+    taken.push_back(i);
     map[input->out()] = made->add_input(input->name, input->results[0])->out();
   }
   // The inputs themselves stay as they are.
@@ -186,7 +177,7 @@ std::shared_ptr<graph::Graph> Machine::any_of(const Conditions& conditions, cons
     any = any ? made->add_call(either, {graph::Arg(any), graph::Arg(one)}, {any.meta()})->out() : one;
   }
   made->outputs().emplace_back(any);
-  return made;
+  return {std::move(made), std::move(taken)};
 }
 
 }  // namespace kiln::capture

@@ -699,8 +699,8 @@ void Machine::finish() {
     return;
   }
   result.traced = trace.share();
-  result.eager_condition = any_of(eager_conditions_, "eager_condition", &result.eager_condition_inputs);
-  result.other_branch = any_of(branches_, "other_branch", &result.other_branch_inputs);
+  result.eager_condition = any_of(eager_conditions_, "eager_condition");
+  result.other_branch = any_of(branches_, "other_branch");
   if (torch_level_ok) result.torch_level = torch_level;
 }
 

@@ -269,8 +269,8 @@ class Machine {
   std::optional<bool> decide(const at::Tensor& condition);
   /// What `value` is computed by. False if that is more than a few single elements.
   bool trace_back(graph::Value value, NodeSet* nodes);
-  /// A graph on the inputs `taken` that says whether one of the conditions has its truth; null if there are none.
-  std::shared_ptr<graph::Graph> any_of(const Conditions& conditions, const char* name, std::vector<size_t>* taken);
+  /// Whether one of the conditions has its truth, if there are any.
+  CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.

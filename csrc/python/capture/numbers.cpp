@@ -1,8 +1,6 @@
 // Floats and ints that changed between calls, and those that item() gives: the graph has them as 0-dim tensors, and the
 // program sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that
 // number for a constant again, or breaks at that call of item().
-#include <ATen/ScalarOps.h>
-
 #include <numeric>
 
 #include "aten/fake.h"
@@ -73,9 +71,7 @@ PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
   py::Ref real, fake;
   {
     aten::RecordingPaused paused;
-    const at::Tensor t = whole ? at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong))
-                               : at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
-    real = py::Ref::steal(THPVariable_Wrap(t));
+    real = py::Ref::steal(THPVariable_Wrap(py::graph_input(o)));
   }
   if (!real) return nullptr;
   fake = py::Ref::steal(make_fake(real.get(), source));

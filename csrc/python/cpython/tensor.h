@@ -1,4 +1,5 @@
 #pragma once
+#include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace kiln::py {
@@ -7,6 +8,15 @@ namespace kiln::py {
 /// `__class__` and so may run the program's own `__getattribute__`.
 inline bool is_tensor(PyObject* o) {
   return THPVariableClass && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
+/// What a graph gets for a tensor, or, as a 0-dim tensor of float64 or int64, for a float or int that it computes with.
+/// `o` is exactly one of these, and the int fits.
+inline at::Tensor graph_input(PyObject* o) {
+  if (PyFloat_CheckExact(o)) return at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
+  if (PyLong_CheckExact(o))
+    return at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong));
+  return THPVariable_Unpack(o);
 }
 
 }  // namespace kiln::py

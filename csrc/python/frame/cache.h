@@ -23,9 +23,12 @@ struct Entry {
   size_t num_inputs = 0, num_outputs = 0;            // of the graph
   std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
   py::Ref python_graph;                              // a Python backend's callable
-  /// Conditions on some of the graph's inputs, or null: see CaptureResult.
-  std::shared_ptr<runtime::CompiledFunction> eager_condition, other_branch;
-  std::vector<size_t> eager_condition_inputs, other_branch_inputs;
+  /// As in CaptureResult.
+  struct Condition {
+    std::shared_ptr<runtime::CompiledFunction> graph;
+    std::vector<size_t> inputs;
+  };
+  Condition eager_condition, other_branch;
   /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises
   /// at the right place with the right effects before it.
   bool repeatable = false;

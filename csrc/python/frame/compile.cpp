@@ -167,15 +167,14 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
     entry.graph = compiler::compile_traced(*result.traced, examples, own_compiler(config));
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
-    const auto condition = [&](const std::shared_ptr<graph::Graph>& g, const std::vector<size_t>& inputs) {
+    const auto compiled = [&](const CaptureResult::Condition& c) -> Entry::Condition {
       std::vector<at::Tensor> asked;
-      for (size_t i : inputs) asked.push_back(examples.at(i));
-      return g ? compiler::compile_traced(*g, asked, own_compiler(config)) : nullptr;
+      for (size_t i : c.inputs) asked.push_back(examples.at(i));
+      if (!c.graph) return {};
+      return {compiler::compile_traced(*c.graph, asked, own_compiler(config)), c.inputs};
     };
-    entry.eager_condition = condition(result.eager_condition, result.eager_condition_inputs);
-    entry.other_branch = condition(result.other_branch, result.other_branch_inputs);
-    entry.eager_condition_inputs = result.eager_condition_inputs;
-    entry.other_branch_inputs = result.other_branch_inputs;
+    entry.eager_condition = compiled(result.eager_condition);
+    entry.other_branch = compiled(result.other_branch);
     return;
   }
   KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
@@ -305,7 +304,7 @@ std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& 
   std::string text;
   for (size_t i = 0; i < cache.entries.size(); ++i) {
     const std::string failure = cache.entries[i]->tree.failure(call);
-    const char* none = cache.entries[i]->other_branch ? "a number decides for another branch" : "no guard fails";
+    const char* none = cache.entries[i]->other_branch.graph ? "a number decides for another branch" : "no guard fails";
     text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? none : failure) + "\n";
   }
   return text;

@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
+#include "python/cpython/tensor.h"
 #include "python/frame/compile.h"
 #include "python/frame/errors.h"
 #include "python/frame/resume.h"
@@ -94,22 +95,15 @@ struct ModesScope {
   aten::Modes before;
 };
 
-/// What the graph gets for a tensor, or for a float or int that changes from call to call.
-at::Tensor input_tensor(PyObject* o) {
-  if (PyFloat_CheckExact(o)) return at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
-  if (PyLong_CheckExact(o))
-    return at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong));
-  return THPVariable_Unpack(o);
-}
-
-/// Whether a condition holds for the entry's inputs. What cannot be computed (an int divided by zero) is no case for
-/// the entry either.
-bool holds(runtime::CompiledFunction& condition, const std::vector<size_t>& inputs, PyObject* const* values) {
+/// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
+/// is no case for the entry either.
+bool holds(const Entry::Condition& condition, PyObject* const* values) {
+  if (!condition.graph) return false;
   std::vector<at::Tensor> asked;
-  asked.reserve(inputs.size());
-  for (size_t i : inputs) asked.push_back(input_tensor(values[i]));
+  asked.reserve(condition.inputs.size());
+  for (size_t i : condition.inputs) asked.push_back(py::graph_input(values[i]));
   try {
-    return condition.call(std::move(asked)).at(0).item<bool>();
+    return condition.graph->call(std::move(asked)).at(0).item<bool>();
   } catch (const std::exception&) {
     return true;
   }
@@ -121,8 +115,8 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
   if (entry.graph) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
-    for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(input_tensor(values[i]));
-    if (entry.eager_condition && holds(*entry.eager_condition, entry.eager_condition_inputs, values)) throw RunAgain{};
+    for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
+    if (holds(entry.eager_condition, values)) throw RunAgain{};
     entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
     try {
@@ -284,7 +278,7 @@ EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<
       values.resize(entry.tree.num_wanted());
       owned.clear();
       if (entry.globals.get() != call.globals || !entry.tree.check(call, values.data(), owned)) continue;
-      if (entry.other_branch && holds(*entry.other_branch, entry.other_branch_inputs, values.data())) continue;
+      if (holds(entry.other_branch, values.data())) continue;
       ++entry.hits;
       // The next call most likely takes the same one.
       if (i > 0)
