@@ -41,6 +41,9 @@ struct CaptureResult {
   };
   Condition eager_condition;  // this call is to run in eager
   Condition other_branch;     // a guard that fails: the program takes another branch than the captured one
+  /// A value of `traced`, a 0-dim bool, or none: if it is true after the graph has run, an assertion of the program has
+  /// failed. The graph has changed nothing then but the generator, and the call is to run in eager.
+  graph::Value failed;
 };
 
 /// Options of one kiln.compile call that capture needs.
@@ -63,6 +66,8 @@ struct CaptureOptions {
   /// value was needed.
   bool item_numbers = false;
   std::unordered_set<std::string> breaking_items;
+  /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
+  bool assertions = false;
 };
 
 /// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call

@@ -2,6 +2,8 @@
 // whether Python raises an exception for them (a division by zero first of all), so that the call is to run in eager,
 // and whether the program takes the branch that it took during the capture. A condition may depend on nothing that is
 // dear to compute.
+// And assertions, which may depend on anything: a graph without effects computes them with its results, and if one
+// fails, the results are dropped and the call runs in eager, which raises.
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/schema.h"
@@ -55,7 +57,62 @@ bool is_cheap(const Node& n) {
          (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View || op->kind == aten::OpKind::InPlace);
 }
 
+/// Whether one of the conditions has its truth. `values` is not empty.
+Value either_of(graph::Graph& g, const std::vector<std::pair<Value, bool>>& values) {
+  static const graph::Op either("aten::logical_or"), negation("aten::logical_not");
+  Value any;
+  for (const auto& [value, wanted] : values) {
+    Value one = value;
+    if (!wanted) one = g.add_call(negation, {graph::Arg(one)}, {one.meta()})->out();
+    any = any ? g.add_call(either, {graph::Arg(any), graph::Arg(one)}, {any.meta()})->out() : one;
+  }
+  return any;
+}
+
+/// Whether the call may write to memory that existed before the graph, or to `also`'s. Schemas do not tell of batch
+/// norms.
+bool writes_outside(const Node& n, const std::unordered_set<const Node*>& also = {}) {
+  if (n.kind == NodeKind::Placeholder || n.op == constant_op()) return false;
+  const aten::OpInfo* op = aten::find_op(n.op);
+  const std::string& name = n.op.name();
+  if (!op || !name.starts_with("aten::")) return true;
+  if (name.find("batch_norm") != std::string::npos || name.find("instance_norm") != std::string::npos)
+    return name != "aten::batch_norm" || n.arg(5).to_bool();
+  bool outside = false;
+  for (int arg : op->written_args)
+    if (static_cast<size_t>(arg) < n.args.size())
+      graph::for_each_value(n.arg(static_cast<size_t>(arg)), [&](Value v) {
+        const Node* base = v ? base_of(v) : nullptr;
+        outside |= base && (base->kind == NodeKind::Placeholder || base->op == constant_op() || also.contains(base));
+      });
+  return outside;
+}
+
 }  // namespace
+
+bool Machine::writes_nothing() {
+  const auto& nodes = trace.graph().nodes();
+  return std::none_of(nodes.begin(), nodes.end(), [](const auto& n) { return writes_outside(*n); });
+}
+
+bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
+  if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
+  const Value value = trace.find(condition);
+  if (!value || !writes_nothing()) return false;
+  assertions_.emplace_back(value, !wanted);
+  return true;
+}
+
+bool Machine::finish_assertions() {
+  if (assertions_.empty()) return true;
+  // They are asked at the end, with the values that they had.
+  std::unordered_set<const Node*> asked;
+  for (const auto& [value, fails] : assertions_) asked.insert(base_of(value));
+  for (const auto& n : trace.graph().nodes())
+    if (writes_outside(*n, asked)) return false;
+  result.failed = either_of(trace.graph(), assertions_);
+  return true;
+}
 
 bool Machine::trace_back(Value value, NodeSet* found) {
   const auto& nodes = trace.graph().nodes();
@@ -140,7 +197,7 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
 
 CaptureResult::Condition Machine::any_of(const Conditions& conditions, const char* name) {
   if (conditions.values.empty()) return {};
-  static const graph::Op clone("aten::clone"), either("aten::logical_or"), negation("aten::logical_not");
+  static const graph::Op clone("aten::clone");
   auto made = std::make_shared<graph::Graph>();
   std::vector<size_t> taken;
   made->name = name;
@@ -170,13 +227,9 @@ CaptureResult::Condition Machine::any_of(const Conditions& conditions, const cha
     Node* copy = made->add_copy(*n, std::move(args));
     for (uint32_t i = 0; i < n->results.size(); ++i) map[n->out(i)] = copy->out(i);
   }
-  Value any;
-  for (const auto& [value, wanted] : conditions.values) {
-    Value one = map.at(value);
-    if (!wanted) one = made->add_call(negation, {graph::Arg(one)}, {one.meta()})->out();
-    any = any ? made->add_call(either, {graph::Arg(any), graph::Arg(one)}, {any.meta()})->out() : one;
-  }
-  made->outputs().emplace_back(any);
+  std::vector<std::pair<Value, bool>> values;
+  for (const auto& [value, wanted] : conditions.values) values.emplace_back(map.at(value), wanted);
+  made->outputs().emplace_back(either_of(*made, values));
   return {std::move(made), std::move(taken)};
 }
 

@@ -53,6 +53,8 @@ using Handler = Flow (*)(Exec& e, int arg);
 
 /// Truth of `o` for a branch: 1, 0, or -1 with an error set (a graph break for tensors).
 int truth(Exec& e, PyObject* o);
+/// Whether the code at instruction `at` does nothing but raise an exception: an assertion's failing side.
+bool only_raises(const Exec& e, int at);
 /// A binary or comparison operator's torch-level call if a fake is involved, `f` itself otherwise.
 PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*));
 /// The Python operator object of a name ("add", "iadd", "getitem").

@@ -438,6 +438,7 @@ CaptureResult Machine::run() {
   }
   if (done) {
     PyErr_Clear();
+    assertions_refused = !finish_assertions();
     finish();
     return std::move(result);
   }
@@ -485,6 +486,10 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
         options.changing_numbers = nullptr;
         options.item_numbers = false;
       }
+      continue;
+    }
+    if (m.assertions_refused) {
+      options.assertions = false;
       continue;
     }
     if (m.done) {

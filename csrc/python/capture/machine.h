@@ -254,6 +254,7 @@ class Machine {
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
   std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
   std::unordered_set<std::string> needed_items;             // call sites of item() likewise
+  bool assertions_refused = false;                          // the next attempt breaks at them
 
   // --- conditions on numbers: conditions.cpp ---
   using NodeSet = std::unordered_set<graph::Node*>;
@@ -271,6 +272,13 @@ class Machine {
   bool trace_back(graph::Value value, NodeSet* nodes);
   /// Whether one of the conditions has its truth, if there are any.
   CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
+  /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted` when the graph has
+  /// run. False if that is not possible: a graph that writes to what exists cannot be undone.
+  bool assert_that(const at::Tensor& condition, bool wanted);
+  /// Whether what is recorded so far writes to no memory that existed before.
+  bool writes_nothing();
+  /// Adds what becomes of the assertions to the graph. False if they cannot stay in it.
+  bool finish_assertions();
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -443,7 +451,8 @@ class Machine {
   std::unordered_map<PyTypeObject*, Class> classes_;
   std::unordered_map<PyTypeObject*, CState> c_states_;
   Conditions eager_conditions_, branches_;
-  std::unordered_map<const graph::Node*, size_t> node_order_;                  // of the trace's nodes so far
+  std::vector<std::pair<graph::Value, bool>> assertions_;      // 0-dim bools, each with the truth that fails
+  std::unordered_map<const graph::Node*, size_t> node_order_;  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {

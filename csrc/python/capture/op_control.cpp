@@ -25,9 +25,25 @@ Flow op_jump_backward(Exec& e, int arg) {
   return Flow::Next;
 }
 
+bool only_raises(const Exec& e, int at) {
+  const auto count = static_cast<int>(Py_SIZE(e.code));
+  for (; at < count; ++at) {
+    const uint8_t op = e.units[2 * at];
+    if (op == RAISE_VARARGS) return true;
+    if (py311::is_jump(op) || py311::ends_block(op)) return false;
+  }
+  return false;
+}
+
 namespace {
 Flow pop_jump(Exec& e, int offset, bool if_true) {
-  const int t = truth(e, e.top());
+  int t = -1;
+  if (py::is_tensor(e.top()) && e.m.has_fake(e.top())) {
+    const bool jump_raises = only_raises(e, e.next + offset), next_raises = only_raises(e, e.next);
+    const bool truth_of_good = jump_raises ? !if_true : if_true;
+    if (jump_raises != next_raises && e.m.assert_that(THPVariable_Unpack(e.top()), truth_of_good)) t = truth_of_good;
+  }
+  if (t < 0) t = truth(e, e.top());
   if (t < 0) return Flow::Error;
   e.drop(1);
   if ((t != 0) == if_true) e.next += offset;

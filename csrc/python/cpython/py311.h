@@ -83,6 +83,11 @@ inline int cache_units(int opcode) {
 /// object for the life of the process' interest in it (the code object is kept alive). Null with an exception set.
 const uint8_t* plain_code(PyCodeObject* code, int* units = nullptr);
 
+bool is_jump(int opcode);
+bool is_backward_jump(int opcode);
+/// The instruction never falls through to the next one.
+bool ends_block(int opcode);
+
 /// Looks `instruction` (in code units) up in the exception table. False if no handler covers it.
 bool find_handler(PyCodeObject* code, int instruction, int* handler, int* depth, bool* push_lasti);
 

@@ -29,6 +29,8 @@ struct Entry {
     std::vector<size_t> inputs;
   };
   Condition eager_condition, other_branch;
+  /// The graph's last output is CaptureResult::failed.
+  bool has_assertions = false;
   /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises
   /// at the right place with the right effects before it.
   bool repeatable = false;

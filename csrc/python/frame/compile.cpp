@@ -250,6 +250,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.constant_numbers = cache.constant_numbers;
     options.item_numbers = !config.backend && !pass_disabled("capture.item_numbers");
     options.breaking_items = cache.breaking_items;
+    options.assertions = !config.backend && !pass_disabled("capture.assertions");
     options.for_fx = static_cast<bool>(config.backend);
     options.look_through = [&](PyObject* o) { return original_of(o, config); };
     const HandledException handled(tstate);
@@ -277,6 +278,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   }
   auto leave = std::make_unique<LeaveProgram>(results, result.side_effects, wanted);
   drop_unused_outputs(result, *leave);
+  if (result.failed) result.traced->outputs().emplace_back(result.failed);
   // Backends may change the graph they are given.
   std::string graph_text;
   if (result.torch_level && (recording() || log_enabled(Topic::graph))) graph_text = graph::print(*result.torch_level);
@@ -287,6 +289,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   entry->continuation = continuation.code;
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
   if (result.traced) entry->repeatable = leaves_no_trace(*result.traced);
+  entry->has_assertions = static_cast<bool>(result.failed);
   compile_graph(result, config, *entry);
   check_signals();
   tell(code, result, *entry, breaks ? &continuation : nullptr, graph_text);

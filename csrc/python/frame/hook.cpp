@@ -1,5 +1,7 @@
 #include "python/frame/hook.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <optional>
 
 #include "aten/modes.h"
@@ -95,6 +97,23 @@ struct ModesScope {
   aten::Modes before;
 };
 
+/// The default generator, as it is when this is made.
+class GeneratorState {
+ public:
+  GeneratorState() : generator_(at::detail::getDefaultCPUGenerator()) {
+    const std::scoped_lock lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  void restore() {
+    const std::scoped_lock lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
 /// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
 /// is no case for the entry either.
 bool holds(const Entry::Condition& condition, PyObject* const* values) {
@@ -117,15 +136,26 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     inputs.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
     if (holds(entry.eager_condition, values)) throw RunAgain{};
-    entry.leave->drop_gradients(values + entry.num_inputs);
+    if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
+    std::optional<GeneratorState> generator;
+    if (entry.has_assertions) generator.emplace();
     try {
       pybind11::gil_scoped_release no_gil;
       out.tensors = entry.graph->call(std::move(inputs));
     } catch (const std::exception& e) {
-      if (!entry.repeatable) throw;
+      if (!entry.repeatable && !generator) throw;
       log_artifact(Topic::fallback, "a graph raised and is run again in eager", e.what());
+      if (generator) generator->restore();
       throw RunAgain{};
+    }
+    if (generator) {
+      if (out.tensors.back().item<bool>()) {
+        log_artifact(Topic::fallback, "an assertion failed and the call is run again in eager", "");
+        generator->restore();
+        throw RunAgain{};
+      }
+      out.tensors.pop_back();
     }
   } else if (entry.python_graph) {
     out.python = true;

@@ -55,12 +55,11 @@ py::Ref assemble(const Body& body, const Frame& frame, std::vector<int>* offsets
 /// Appends `part` to `body`, with indices moved; returns the index of its first instruction.
 int append(Body& body, const Body& part);
 
-bool is_jump(int opcode);
-bool is_backward_jump(int opcode);
+using py311::ends_block;
+using py311::is_backward_jump;
+using py311::is_jump;
 /// The same conditional or unconditional jump in the forward direction.
 int forward_jump(int opcode);
-/// The instruction never falls through to the next one.
-bool ends_block(int opcode);
 /// arg is a slot of localsplus.
 bool uses_slot(int opcode);
 /// Change of the stack's depth. `jump`: along the jump edge.

@@ -3,37 +3,6 @@
 
 namespace kiln::frame::bytecode {
 
-bool is_jump(int opcode) {
-  switch (opcode) {
-    case JUMP_FORWARD:
-    case FOR_ITER:
-    case SEND:
-    case JUMP_IF_FALSE_OR_POP:
-    case JUMP_IF_TRUE_OR_POP:
-    case POP_JUMP_FORWARD_IF_FALSE:
-    case POP_JUMP_FORWARD_IF_TRUE:
-    case POP_JUMP_FORWARD_IF_NONE:
-    case POP_JUMP_FORWARD_IF_NOT_NONE:
-      return true;
-    default:
-      return is_backward_jump(opcode);
-  }
-}
-
-bool is_backward_jump(int opcode) {
-  switch (opcode) {
-    case JUMP_BACKWARD:
-    case JUMP_BACKWARD_NO_INTERRUPT:
-    case POP_JUMP_BACKWARD_IF_FALSE:
-    case POP_JUMP_BACKWARD_IF_TRUE:
-    case POP_JUMP_BACKWARD_IF_NONE:
-    case POP_JUMP_BACKWARD_IF_NOT_NONE:
-      return true;
-    default:
-      return false;
-  }
-}
-
 int forward_jump(int opcode) {
   switch (opcode) {
     case JUMP_BACKWARD:
@@ -49,20 +18,6 @@ int forward_jump(int opcode) {
       return POP_JUMP_FORWARD_IF_NOT_NONE;
     default:
       return opcode;
-  }
-}
-
-bool ends_block(int opcode) {
-  switch (opcode) {
-    case RETURN_VALUE:
-    case RAISE_VARARGS:
-    case RERAISE:
-    case JUMP_FORWARD:
-    case JUMP_BACKWARD:
-    case JUMP_BACKWARD_NO_INTERRUPT:
-      return true;
-    default:
-      return false;
   }
 }
 
