@@ -102,6 +102,13 @@ std::string backward_needs_data(const c10::OperatorHandle& op, c10::ArrayRef<c10
   return "";
 }
 
+/// Whether the gradient of an embedding would be a sparse tensor.
+bool has_sparse_gradient(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  const std::optional<int> sparse = op.schema().argumentIndexWithName("sparse");
+  return sparse && args[static_cast<size_t>(*sparse)].isBool() && args[static_cast<size_t>(*sparse)].toBool() &&
+         needs_gradient(args[0]);
+}
+
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Trace* trace = current;
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
@@ -137,6 +144,8 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   if (const std::string why = refusal(op); !why.empty()) fail(*trace, "unsupported-operator", why);
   if (const std::string why = backward_needs_data(op, c10::ArrayRef<c10::IValue>(*stack).slice(first)); !why.empty())
     fail(*trace, "operator-needs-data", why);
+  if (has_sparse_gradient(op, c10::ArrayRef<c10::IValue>(*stack).slice(first)))
+    fail(*trace, "unsupported-operator", op.operator_name().name + " with a sparse gradient");
   for (size_t i = 0; i < num_args; ++i) {
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     const c10::IValue& v = (*stack)[first + i];

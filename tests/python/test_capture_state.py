@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kiln
-from helpers import check
+from helpers import check, graphs
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -289,10 +289,50 @@ def test_encoder_layer_trains_with_dropout():
     assert_same(*results, rtol=1e-4, atol=1e-4)
 
 
+INDICES, OFFSETS = torch.tensor([1, 2, 3, 4, 4, 9]), torch.tensor([0, 2, 6])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"include_last_offset": True}, {"padding_idx": 4}, {"scale_grad_by_freq": True}]
+)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_embedding_bags(mode):
-    bag = torch.nn.EmbeddingBag(10, 4, mode=mode)
-    check(lambda i: bag(i) * 2, torch.tensor([[1, 2], [3, 4]]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_embedding_bags(mode, options, dtype):
+    if mode == "max" and "scale_grad_by_freq" in options:
+        pytest.skip("eager refuses this")
+    weight = torch.linspace(-1, 1, 40, dtype=dtype).reshape(10, 4).requires_grad_()
+
+    def f(weight, indices, *offsets):
+        return torch.nn.functional.embedding_bag(indices, weight, *offsets, mode=mode, **options) * 2
+
+    assert graphs(f, weight, INDICES, OFFSETS) == 1
+    check(f, weight, INDICES, OFFSETS, rtol=1e-6, atol=1e-6)
+    if "include_last_offset" not in options:
+        check(f, weight, INDICES.reshape(2, 3), rtol=1e-6, atol=1e-6)
+    check(f, weight, INDICES + 2, OFFSETS)  # out of range
+
+
+def test_weighted_embedding_bags():
+    def f(weight, scale):
+        return torch.nn.functional.embedding_bag(INDICES, weight, OFFSETS, mode="sum", per_sample_weights=scale)
+
+    weight, scale = torch.linspace(-1, 1, 40).reshape(10, 4), torch.linspace(1, 2, 6)
+    check(f, weight.requires_grad_(), scale.requires_grad_(), rtol=1e-6, atol=1e-6)
+    check(f, weight.detach(), scale.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_of_eager(make):
+    """The embedding alone runs in eager."""
+    layer, head = make(10, 4, sparse=True), torch.nn.Linear(4, 2)
+    found = []
+    for function in (lambda i: head(layer(i)).sum(), kiln.compile(lambda i: head(layer(i)).sum())):
+        layer.zero_grad()
+        function(INDICES.reshape(2, 3)).backward()
+        found.append(layer.weight.grad)
+    assert found[1].layout == torch.sparse_coo
+    assert_same(found[0].to_dense(), found[1].to_dense())
+    assert kiln.explain(lambda i: head(layer(i)).sum())(INDICES.reshape(2, 3)).graph_count == 1
 
 
 def test_a_fused_optimizer_is_part_of_the_step():

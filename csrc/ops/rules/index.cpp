@@ -22,6 +22,38 @@ Metas embedding_backward(const OpInfo&, Args args) {
   return one(contiguous(grad, {args[2].to_int(), grad.sizes.empty() ? 1 : grad.sizes.back()}));
 }
 
+Metas embedding_bag(const OpInfo& info, Args args) {
+  const TensorMeta &weight = tensor(args, 0), &indices = tensor(args, 1), &offsets = tensor(args, 2);
+  if (weight.dim() != 2)
+    shape_error("weight has to be a 2D Tensor, but got Tensor of dimension " + std::to_string(weight.dim()));
+  if (indices.dim() != 1 || offsets.dim() != 1) throw Unsupported("indices or offsets of other than one dimension");
+  enum Mode : int64_t { Sum, Mean, Max };
+  const int64_t mode = args[4].to_int(), padding_idx = args[8].to_int();
+  const bool last = args[7].to_bool(), forward_only = info.op.name() == "aten::_embedding_bag_forward_only";
+  if (last && offsets.sizes[0] < 1) throw Unsupported("include_last_offset without offsets");
+  const int64_t bags = offsets.sizes[0] - (last ? 1 : 0), sizes = forward_only && mode == Sum ? offsets.sizes[0] : bags;
+  const bool wide = indices.dtype == DType::Int64 || offsets.dtype == DType::Int64;
+  const DType whole = wide ? DType::Int64 : DType::Int32;
+  // A library sums such bags without being told which bag an index belongs to.
+  const bool fast =
+      mode == Sum && padding_idx < 0 && weight.strides[1] == 1 &&
+      (weight.dtype == DType::Float32 || weight.dtype == DType::Float16 || weight.dtype == DType::BFloat16) &&
+      (!has(args, 6) || tensor(args, 6).strides[0] == 1);
+  return {contiguous(weight, {bags, weight.sizes[1]}), contiguous(indices, {fast ? 0 : indices.sizes[0]}, whole),
+          contiguous(indices, {sizes}, whole),
+          contiguous(indices, mode == Max ? Ints{bags, weight.sizes[1]} : Ints{sizes}, whole)};
+}
+
+Metas embedding_bag_backward(const OpInfo&, Args args) {
+  const TensorMeta& grad = tensor(args, 0);
+  if (args[9].to_bool()) throw Unsupported("a sparse gradient");
+  return one(contiguous(grad, {args[6].to_int(), grad.sizes.at(1)}));
+}
+
+Metas embedding_bag_weights_backward(const OpInfo&, Args args) {
+  return one(contiguous(tensor(args, 0), {tensor(args, 2).sizes.at(0)}));
+}
+
 Metas index(const OpInfo&, Args args) {
   const TensorMeta& self = tensor(args, 0);
   const auto indices = tensor_list(args, 1);

@@ -6,6 +6,11 @@ namespace kiln::ops::rules {
 
 Metas embedding(const OpInfo& info, Args args);
 Metas embedding_backward(const OpInfo& info, Args args);
+/// Bags, offset2bag, bag_size and max_indices, whose sizes depend on which kernel serves the call.
+Metas embedding_bag(const OpInfo& info, Args args);
+/// The dense gradient of the weight; Unsupported for a sparse one.
+Metas embedding_bag_backward(const OpInfo& info, Args args);
+Metas embedding_bag_weights_backward(const OpInfo& info, Args args);
 /// index.Tensor with integer indices; bool masks make the size depend on data: Unsupported.
 Metas index(const OpInfo& info, Args args);
 /// A clone of self (index_put, index_fill).
