@@ -14,6 +14,7 @@
 #include "graph/passes/passes.h"
 #include "joint/finish.h"
 #include "joint/partition/tangents.h"
+#include "joint/rematerialize.h"
 #include "ops/ops.h"
 #include "runtime/aten_artifact.h"
 #include "runtime/compiled_function.h"
@@ -90,6 +91,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   graph::clean_up(g);
   // Before the partition, so that saved activations keep the layout.
   pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
+  pass("joint.rematerialize", g, [&] { return joint::rematerialize(g); });
   pass("joint.separate_outputs", g, [&] { return joint::separate_outputs(joint); });
   if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "joint graph", graph::print(g));
 

@@ -114,6 +114,7 @@ bool decompose(graph::Graph& g) {
       m->stack = n->stack;
       m->module_path = n->module_path;
       m->backward = n->backward;
+      m->recomputed = n->recomputed;
     }
     if (done) {
       KILN_CHECK(out.size() == n->results.size(), "decomposition of " + n->op.name() + " gave too few results");

@@ -76,6 +76,8 @@ Node* Graph::add_copy(const Node& call, std::vector<Arg> args) {
   node->grad_enabled = call.grad_enabled;
   node->autocast = call.autocast;
   node->backward = call.backward;
+  node->checkpoint = call.checkpoint;
+  node->recomputed = call.recomputed;
   node->stack = call.stack;
   node->module_path = call.module_path;
   return node;

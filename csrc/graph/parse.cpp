@@ -286,7 +286,12 @@ class Parser {
         n->grad_enabled = false;
       else if (w == "backward")
         n->backward = true;
-      else if (w == "autocast") {
+      else if (w == "recomputed")
+        n->recomputed = true;
+      else if (w == "checkpoint") {
+        expect('=');
+        n->checkpoint = static_cast<int>(integer());
+      } else if (w == "autocast") {
         expect('=');
         n->autocast = dtype_of(word("a dtype"));
       } else if (w == "frozen")

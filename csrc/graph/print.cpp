@@ -189,6 +189,8 @@ void write_node(std::string& out, const Node& n) {
   if (!n.grad_enabled) note("no_grad");
   if (n.autocast != DType::Opaque) note("autocast=" + std::string(dtype_name(n.autocast)));
   if (n.backward) note("backward");
+  if (n.checkpoint) note("checkpoint=" + std::to_string(n.checkpoint));
+  if (n.recomputed) note("recomputed");
   if (n.frozen) note("frozen");
   if (!n.module_path.empty()) {
     std::string path = "module=";

@@ -11,6 +11,7 @@ using graph::Value;
 graph::Node* Recorder::add(graph::Op op, std::vector<Arg> args, std::vector<graph::TensorMeta> metas) {
   graph::Node* node = graph_.add_call(op, std::move(args), std::move(metas));
   node->backward = backward;
+  node->checkpoint = backward ? 0 : checkpoint;
   node->grad_enabled = true;
   node->stack = stack;
   node->module_path = module_path;

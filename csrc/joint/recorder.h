@@ -21,6 +21,7 @@ class Recorder : public aten::FakeObserver {
 
   bool backward = false;                           // nodes are made by the autograd engine
   bool differentiated = false;                     // the program has run the engine
+  int checkpoint = 0;                              // the checkpointed call that the program is in
   std::shared_ptr<const graph::StackTrace> stack;  // of the nodes made now
   std::string module_path;
 

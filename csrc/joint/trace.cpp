@@ -474,6 +474,7 @@ void TraceState::note_origin(const graph::Node& node) {
   if (!active) return;
   active->recorder().stack = node.stack;
   active->recorder().module_path = node.module_path;
+  active->recorder().checkpoint = node.checkpoint;
 }
 bool TraceState::is_primal(const at::Tensor& t) { return active && active->is_primal(t); }
 at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {

@@ -7,6 +7,7 @@ import re
 import weakref
 
 import torch
+import torch.utils.checkpoint
 
 from kiln import _C
 
@@ -150,6 +151,45 @@ def custom_function(cls, args, differentiated):
     if len(found) < len(args) or found[len(args) :] != (None,) * (len(found) - len(args)):
         _C._custom_function("refuse", "its backward returns another number of gradients than its forward has inputs")
     _C._custom_function("end", tuple([g for g, needed in zip(found, context.needs_input_grad) if needed]))
+    return result
+
+
+def checkpoint(
+    function,
+    *args,
+    use_reentrant=None,
+    context_fn=torch.utils.checkpoint.noop_context_fn,
+    determinism_check="default",
+    debug=False,
+    early_stop=True,
+    preserve_rng_state=True,
+    **kwargs,
+):
+    """torch.utils.checkpoint.checkpoint: what `function` computes is marked, and the compiler computes it again for the
+    backward, random numbers aside. What eager does in another way returns NotImplemented."""
+    if use_reentrant is None or context_fn is not torch.utils.checkpoint.noop_context_fn or not preserve_rng_state:
+        return NotImplemented
+    if debug or torch.utils.checkpoint._checkpoint_debug_enabled is not None:
+        return NotImplemented
+    differentiable = False
+    for a in args:
+        differentiable = differentiable or (isinstance(a, torch.Tensor) and a.requires_grad)
+    if use_reentrant and (kwargs or not differentiable):  # eager raises an error, or warns
+        return NotImplemented
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    _C._checkpoint("begin")
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        _C._checkpoint("end")
+    if use_reentrant:  # one autograd.Function in eager
+        for output in result if isinstance(result, tuple) else (result,):
+            for a in args:
+                if output is a and isinstance(a, torch.Tensor):
+                    _C._checkpoint("refuse")
+            if isinstance(output, torch.Tensor) and output.is_floating_point() and not output.requires_grad:
+                _C._checkpoint("refuse")
     return result
 
 

@@ -40,7 +40,7 @@ bool same_arg(const Arg& a, const Arg& b) {
 }
 
 bool same_call(const Node& a, const Node& b) {
-  return a.op == b.op && a.args.size() == b.args.size() &&
+  return a.op == b.op && a.recomputed == b.recomputed && a.args.size() == b.args.size() &&
          std::equal(a.args.begin(), a.args.end(), b.args.begin(), same_arg) && a.results.size() == b.results.size() &&
          std::equal(a.results.begin(), a.results.end(), b.results.begin(), [](auto x, auto y) {
            x.requires_grad = y.requires_grad;

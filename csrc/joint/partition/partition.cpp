@@ -155,6 +155,7 @@ bool Partitioner::fusible(const Node& n) const {
 
 bool Partitioner::recomputable(const Node& n) const {
   if (n.kind == NodeKind::Placeholder) return false;
+  if (n.recomputed) return true;
   if (ops::is_random(n.op)) return false;
   const ops::Recompute cost = ops::recompute_cost(n.op);
   if (cost == ops::Recompute::Free) return true;
@@ -186,7 +187,9 @@ std::vector<Value> Partitioner::choose_by_cut() {
       const Value v{n.get(), i};
       const int out = net.add_vertex();
       int64_t cost = bytes_of(v) * 100 + 100;
-      if (n->kind == NodeKind::Placeholder && !mutated_.count(n.get()))
+      if (n->recomputed)
+        cost = FlowNetwork::kInfinite;
+      else if (n->kind == NodeKind::Placeholder && !mutated_.count(n.get()))
         cost /= 10;
       else if (outputs_.count(v))
         cost /= 20;

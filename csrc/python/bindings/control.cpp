@@ -15,6 +15,8 @@ void set_rule(const pybind11::object& callable, capture::UserRule rule) {
 KILN_BINDINGS(control) {
   // A C function that capture does not know: a graph break by itself.
   m.def("graph_break", [] {}, "Ends the graph here when captured; does nothing otherwise.");
+  m.def("_checkpoint",
+        [](const std::string&) { throw UserError("a step of a captured checkpoint outside of a capture"); });
   m.def("_custom_function", [](const std::string&, const pybind11::args&) {
     throw UserError("a step of a captured torch.autograd.Function outside of a capture");
   });

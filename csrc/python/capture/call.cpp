@@ -548,6 +548,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_requires_grad(callable, args, nargsf, kwnames);
     case Policy::CustomFunction:
       return custom_function_step(args, n);
+    case Policy::Checkpoint:
+      return checkpoint_step(args, n);
     case Policy::Number:
       return number_step(args, n);
     case Policy::RunBackward:
@@ -717,9 +719,15 @@ PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
   py::Ref f = py::Ref::steal(PyObject_GetAttrString(polyfills(), name.c_str()));
   if (!f) return nullptr;
   const int positional = code->co_argcount, keywords = code->co_kwonlyargcount;
-  py::Ref args = py::Ref::steal(PyTuple_New(positional)), kwargs = py::Ref::steal(PyDict_New());
+  PyObject** rest = frame->localsplus + positional + keywords;  // *args, **kwargs
+  PyObject* more = code->co_flags & CO_VARARGS ? *rest++ : nullptr;
+  const Py_ssize_t others = more ? PyTuple_GET_SIZE(more) : 0;
+  py::Ref args = py::Ref::steal(PyTuple_New(positional + others));
+  py::Ref kwargs = py::Ref::steal(code->co_flags & CO_VARKEYWORDS ? PyDict_Copy(*rest) : PyDict_New());
   if (!args || !kwargs) return nullptr;
   for (int i = 0; i < positional; ++i) PyTuple_SET_ITEM(args.get(), i, Py_NewRef(frame->localsplus[i]));
+  for (Py_ssize_t i = 0; i < others; ++i)
+    PyTuple_SET_ITEM(args.get(), positional + i, Py_NewRef(PyTuple_GET_ITEM(more, i)));
   for (int i = positional; i < positional + keywords; ++i)
     if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(code->co_localsplusnames, i), frame->localsplus[i]) < 0)
       return nullptr;

@@ -36,6 +36,7 @@ enum class Policy : unsigned char {
   RequiresGrad,
   RunBackward,
   CustomFunction,
+  Checkpoint,
   Number,
   Item,
   Polyfill,

@@ -1,11 +1,12 @@
 // torch.autograd.Function: its forward is interpreted where it is called; its backward right after it, for gradients
 // that are stand-ins, so that both are part of the graph. kiln::custom_function (joint.h) tells the joint trace which
 // nodes are the backward's, and autograd there runs them when their gradients are there.
+// And torch.utils.checkpoint: joint/rematerialize.cpp computes again what a checkpointed call has recorded.
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
-#include "aten/schema.h"
+#include "base/error.h"
 #include "graph/passes/passes.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
@@ -27,19 +28,6 @@ struct FakeCustomFunction : torch::autograd::Node {
     return out;
   }
 };
-
-/// Why a node may not be part of a backward; nullptr if it may.
-const char* refusal(const graph::Node& n, const std::unordered_set<const graph::Node*>& region) {
-  if (n.op.name().starts_with("kiln::") && n.op.name() != "kiln::tensor_constant") return "uses autograd itself";
-  const aten::OpInfo* op = aten::find_op(n.op);
-  if (!op) return nullptr;
-  bool foreign = false;
-  for (int arg : op->written_args)
-    if (static_cast<size_t>(arg) < n.args.size())
-      graph::for_each_value(n.arg(static_cast<size_t>(arg)),
-                            [&](graph::Value v) { foreign |= v && !region.count(graph::storage_root(v).node); });
-  return foreign ? "changes a tensor in place that it did not make" : nullptr;
-}
 
 }  // namespace
 
@@ -111,7 +99,7 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
   graph::Node* begin =
       trace.record(graph::Op("kiln::custom_function"), {in_values, out_values}, grads, "custom_function");
   begin->returns_list = true;
-  custom_function = {node, begin, knowns.size(), effects_now(knowns.size())};
+  custom_function = {node, begin, now()};
   py::Ref result = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(grads.size())));
   for (size_t i = 0; result && i < grads.size(); ++i) {
     PyObject* o = THPVariable_Wrap(grads[i]);
@@ -125,17 +113,8 @@ PyObject* Machine::end_custom_function(PyObject* grads) {
   std::vector<at::Tensor> tensors;
   if (!custom_function.node || !tensors_of(grads, &tensors))
     return graph_break("custom-function", "its backward returns other things than tensors");
-  const auto& nodes = trace.graph().nodes();
-  auto at = nodes.end();
-  while ((--at)->get() != custom_function.begin) {
-  }
-  std::unordered_set<const graph::Node*> region;
-  for (++at; at != nodes.end(); ++at) {
-    region.insert(at->get());
-    if (const char* why = refusal(**at, region))
-      return graph_break("custom-function", std::string("its backward ") + why);
-  }
-  if (has_effects_since(custom_function)) return graph_break("custom-function", "its backward has side effects");
+  if (const char* why = refusal_since(custom_function.beginning, /*checkpointed=*/false))
+    return graph_break("custom-function", std::string("its backward ") + why);
   auto& fake = static_cast<FakeCustomFunction&>(*custom_function.node);
   for (const at::Tensor& t : tensors) {
     graph::TensorMeta meta;
@@ -187,7 +166,53 @@ std::vector<const void*> Machine::effects_now(size_t num_knowns) {
   return out;
 }
 
-bool Machine::has_effects_since(const CustomFunction& f) {
+Machine::Moment Machine::now() {
+  graph::Graph& g = trace.graph();
+  return {g.nodes().size() - g.inputs().size(), knowns.size(), effects_now(knowns.size())};
+}
+
+const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
+  std::vector<const graph::Node*> region;
+  std::unordered_set<const graph::Node*> own;
+  graph::Graph& g = trace.graph();
+  size_t left = g.nodes().size() - g.inputs().size() - m.num_calls;
+  for (auto at = g.nodes().rbegin(); left > 0; ++at, --left) {
+    region.push_back(at->get());
+    own.insert(at->get());
+  }
+  static const graph::Op constant("kiln::tensor_constant"), leaf("kiln::set_requires_grad");
+  const auto is_foreign = [&](const graph::Node* base) { return !own.contains(base); };
+  for (const graph::Node* n : region) {
+    const std::string& name = n->op.name();
+    bool plain = !name.starts_with("kiln::") || n->op == constant;
+    if (checkpointed)
+      plain |= name.starts_with("kiln::custom_function") ||
+               (n->op == leaf && !is_foreign(graph::storage_root(n->arg(0).value()).node));
+    if (!plain) return "uses autograd itself";
+    if (writes_to(*n, is_foreign)) return "changes a tensor in place that it did not make";
+  }
+  return has_effects_since(m) ? "has side effects" : nullptr;
+}
+
+PyObject* Machine::checkpoint_step(PyObject* const* args, size_t n) {
+  KILN_CHECK(n == 1 && PyUnicode_Check(args[0]), "kiln._C._checkpoint takes what to do");
+  const bool begins = PyUnicode_CompareWithASCIIString(args[0], "begin") == 0;
+  // A custom backend sees no marks.
+  if (PyUnicode_CompareWithASCIIString(args[0], "refuse") == 0)
+    return graph_break("checkpoint",
+                       "a reentrant checkpoint that returns what does not require gradients, or its input");
+  if (options.for_fx) return graph_break("checkpoint", "a checkpointed call in a graph for a custom backend");
+  if (begins && checkpoint.depth++ == 0) {
+    ++checkpoint.number;
+    checkpoint.beginning = now();
+  } else if (!begins && --checkpoint.depth == 0) {
+    if (const char* why = refusal_since(checkpoint.beginning, /*checkpointed=*/true))
+      return graph_break("checkpoint", std::string("a checkpointed call that ") + why);
+  }
+  Py_RETURN_NONE;
+}
+
+bool Machine::has_effects_since(const Moment& f) {
   if (effects_now(f.num_knowns) != f.effects) return true;
   // Containers that were first looked at since then.
   for (size_t i = f.num_knowns; i < knowns.size(); ++i) {

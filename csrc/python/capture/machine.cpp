@@ -344,7 +344,10 @@ Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions
     pybind11::gil_scoped_acquire gil;
     return input_value(t);
   };
-  trace.on_node = [this](graph::Node& n) { mirror_node(n); };
+  trace.on_node = [this](graph::Node& n) {
+    n.checkpoint = checkpoint.depth > 0 ? checkpoint.number : 0;
+    mirror_node(n);
+  };
   trace.stack_trace = [this] {
     pybind11::gil_scoped_acquire gil;
     return stack_trace();

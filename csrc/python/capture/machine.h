@@ -275,6 +275,9 @@ class Machine {
   /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted` when the graph has
   /// run. False if that is not possible: a graph that writes to what exists cannot be undone.
   bool assert_that(const at::Tensor& condition, bool wanted);
+  /// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of
+  /// batch norms' statistics.
+  static bool writes_to(const graph::Node& n, const std::function<bool(const graph::Node*)>& counts);
   /// Whether what is recorded so far writes to no memory that existed before.
   bool writes_nothing();
   /// Adds what becomes of the assertions to the graph. False if they cannot stay in it.
@@ -288,6 +291,8 @@ class Machine {
   PyObject* custom_function_step(PyObject* const* args, size_t n);
   /// The traced values of tensors, in a list; None for undefined ones.
   graph::Arg values_of(const std::vector<at::Tensor>& tensors);
+  /// Beginning and end of a checkpointed call, whose nodes are marked (Node::checkpoint).
+  PyObject* checkpoint_step(PyObject* const* args, size_t n);
   PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs);
   PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);
@@ -400,18 +405,33 @@ class Machine {
   std::unordered_map<PyObject*, int> finalizable;  // alive, with the root's instruction that made it
   std::unordered_set<PyObject*> caught;            // exceptions that came to a handler
   py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__
+  /// A point of the capture, to tell what has changed since then.
+  struct Moment {
+    size_t num_calls = 0, num_knowns = 0;
+    std::vector<const void*> effects;
+  };
   /// The custom function whose backward is being interpreted.
   struct CustomFunction {
     c10::intrusive_ptr<torch::autograd::Node> node;
     graph::Node* begin = nullptr;
-    size_t num_knowns = 0;
-    std::vector<const void*> effects;  // at its beginning
+    Moment beginning;
   };
   CustomFunction custom_function;
+  /// The checkpointed call that is being interpreted, the outermost one.
+  struct Checkpoint {
+    int depth = 0;  // of calls within calls
+    int number = 0;
+    Moment beginning;
+  };
+  Checkpoint checkpoint;
   /// What the program has changed so far, of what existed before it: equal lists say that nothing was added.
   std::vector<const void*> effects_now(size_t num_knowns);
   static std::vector<const void*> contents_now(const Known& k);
-  bool has_effects_since(const CustomFunction& f);
+  bool has_effects_since(const Moment& m);
+  Moment now();
+  /// Why what was recorded since then cannot be run at another time, or, if it is `checkpointed`, once more; null if it
+  /// can.
+  const char* refusal_since(const Moment& m, bool checkpointed);
   int autocast_nesting = 0;  // autocast blocks that the captured part entered, less those it left
   struct Grad {
     bool looked = false;

@@ -1,0 +1,262 @@
+"""torch.utils.checkpoint inside compiled functions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import kiln
+from helpers import check
+from kiln.testing import CompileCounter, assert_same
+
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+both_kinds = pytest.mark.parametrize("reentrant", [False, True])
+
+
+def breaks(f, *args):
+    kiln.reset()
+    return kiln.explain(f)(*args).graph_break_count
+
+
+def block(seed=0, **options):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Dropout(**options), nn.Linear(12, 6), nn.LayerNorm(6))
+
+
+def train(make, step_of, compiled):
+    """Losses and parameters of a few steps, and the generator's next numbers."""
+    net = make()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = step_of(net, opt)
+    if compiled:
+        step = kiln.compile(step)
+    torch.manual_seed(1)
+    losses = [step(X) for _ in range(3)]
+    return losses, list(net.parameters()), torch.rand(2)
+
+
+@both_kinds
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_forward_and_backward(reentrant, dropout):
+    net = block(p=dropout)
+
+    def f(x):
+        return checkpoint(net, x * 2, use_reentrant=reentrant).sin()
+
+    x = X.clone().requires_grad_()
+    assert breaks(f, x) == 0
+    check(f, x, rtol=1e-5, atol=1e-5)
+
+
+@both_kinds
+def test_whole_training_steps(reentrant):
+    def make():
+        return nn.ModuleList([block(0, p=0.2), block(1, p=0.2), block(2, p=0.2)])
+
+    def step_of(net, opt):
+        def step(x):
+            opt.zero_grad()
+            h = net[0](x)
+            for layer in net[1:]:
+                h = checkpoint(layer, h, use_reentrant=reentrant)
+            loss = h.pow(2).mean()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        return step
+
+    assert_same(train(make, step_of, False), train(make, step_of, True), rtol=1e-5, atol=1e-5)
+    net = make()
+    assert breaks(step_of(net, torch.optim.SGD(net.parameters(), lr=0.1)), X) == 0
+
+
+def test_arguments_and_results_of_other_kinds():
+    def inner(a, pair, *, scale, shift=1.0):
+        return a * pair[0] * scale, {"sum": (a + pair[1] + shift).tanh()}, 3
+
+    def f(x, y):
+        product, others, three = checkpoint(inner, x, (y, x), use_reentrant=False, scale=2.0)
+        return product * three + others["sum"]
+
+    x, y = X.clone().requires_grad_(), (X + 1).requires_grad_()
+    assert breaks(f, x, y) == 0
+    check(f, x, y)
+
+
+def test_calls_within_calls_and_one_after_another():
+    first, second = block(1, p=0.3), block(2, p=0.3)
+
+    def inner(x):
+        return checkpoint(first, x, use_reentrant=False).tanh()
+
+    def f(x):
+        y = checkpoint(inner, x, use_reentrant=False)
+        y = checkpoint(second, y + x, use_reentrant=False)
+        return checkpoint_sequential(first, 2, y, use_reentrant=False)
+
+    x = X.clone().requires_grad_()
+    assert breaks(f, x) == 0
+    check(f, x, rtol=1e-5, atol=1e-5)
+
+
+def test_the_backward_computes_again_and_keeps_little(capfd):
+    layers = [block(i, p=0.2) for i in range(3)]
+
+    def inputs_of_backward(apply):
+        """The inputs of the backward graph that are no weights."""
+
+        def f(x):
+            for layer in layers:
+                x = apply(layer, x)
+            return x.sum()
+
+        kiln.reset()
+        kiln.set_logs("aot")
+        kiln.compile(f)(X.clone().requires_grad_()).backward()
+        kiln.set_logs("")
+        text = capfd.readouterr().err
+        backward = text[text.index("graph backward {") :]
+        return [line for line in backward.splitlines() if "  input " in line and "primals" not in line], backward
+
+    kept, _ = inputs_of_backward(lambda layer, x: layer(x))
+    fewer, backward = inputs_of_backward(lambda layer, x: checkpoint(layer, x, use_reentrant=False))
+    # What is inside of a layer has twelve columns.
+    assert any(": f32[4, 12]" in line for line in kept)
+    assert not any(": f32[4, 12]" in line for line in fewer)
+    assert len([line for line in fewer if ": b8[4, 12]" in line]) == 3  # masks
+    assert backward.count("aten::gelu(") == 3
+
+
+def test_what_a_checkpointed_call_changes_changes_twice():
+    """Once in the forward and once in the backward, so it stays in eager."""
+
+    def run(compiled):
+        calls, norm = [], nn.BatchNorm1d(6)
+
+        def inner(x):
+            calls.append(1)
+            return norm(x)
+
+        def f(x):
+            return checkpoint(inner, x, use_reentrant=False).pow(2).sum()
+
+        function = kiln.compile(f) if compiled else f
+        for _ in range(2):
+            function(X.clone().requires_grad_()).backward()
+        return len(calls), list(norm.buffers())
+
+    assert_same(run(False), run(True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["t"].add_(1),
+        lambda state: state["list"].append(1),
+        lambda state: state.__setitem__("n", state["n"] + 1),
+        lambda state: state["norm"](X),
+    ],
+)
+def test_each_side_effect_breaks_the_graph(change):
+    def f(x, state):
+        def inner(x):
+            change(state)
+            return x.exp()
+
+        return checkpoint(inner, x, use_reentrant=False)
+
+    def state():
+        return {"t": torch.zeros(2), "list": [], "n": 0, "norm": nn.BatchNorm1d(6)}
+
+    assert breaks(f, X.clone().requires_grad_(), state()) > 0
+    states = []
+    for function in (f, kiln.compile(f)):
+        s = state()
+        function(X.clone().requires_grad_(), s).sum().backward()
+        states.append([s["t"], s["list"], s["n"], list(s["norm"].buffers())])
+    assert_same(*states)
+
+
+def test_new_random_numbers_for_the_backward():
+    """preserve_rng_state=False: eager draws another mask there."""
+    layer = nn.Dropout(0.5)
+
+    def f(x):
+        return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+
+    check(f, X.clone().requires_grad_())
+
+
+def test_without_gradients():
+    net = block(p=0.3)
+
+    def f(x):
+        return checkpoint(net, x, use_reentrant=False)
+
+    with torch.no_grad():
+        assert breaks(f, X) == 0
+        check(f, X)
+    check(f, X)
+
+
+def test_a_reentrant_one_of_inputs_without_gradients():
+    net = block(p=0.0)
+
+    def f(x):
+        return checkpoint(net, x, use_reentrant=True)
+
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        expected = f(X)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        actual = kiln.compile(f)(X)
+    assert not expected.requires_grad and not actual.requires_grad
+    assert_same(expected, actual)
+
+
+def test_exceptions_pass_through():
+    def inner(x):
+        if x.shape[0] == 4:
+            raise ValueError("four rows")
+        return x.exp()
+
+    def f(x):
+        try:
+            y = checkpoint(inner, x, use_reentrant=False)
+        except ValueError:
+            y = x * 2
+        return y.tanh()
+
+    check(f, X.clone().requires_grad_())
+    check(f, X[:3].clone().requires_grad_())
+
+
+def test_a_break_inside():
+    def inner(x):
+        kiln.graph_break()
+        return x.exp()
+
+    def f(x):
+        return checkpoint(inner, x * 2, use_reentrant=False) + 1
+
+    check(f, X.clone().requires_grad_())
+
+
+def test_a_custom_backend_gets_the_parts_around_it():
+    counter = CompileCounter()
+
+    def f(x):
+        return checkpoint(lambda t: t.exp(), x * 2, use_reentrant=False) + 1
+
+    kiln.compile(f, backend=counter)(X.clone().requires_grad_())
+    assert counter.frame_count == 2
+
+
+def test_off_switch():
+    net = block(p=0.2)
+
+    def f(x):
+        return checkpoint(net, x, use_reentrant=False)
+
+    with kiln.config.patch(disable_passes="joint.rematerialize"):
+        check(f, X.clone().requires_grad_(), rtol=1e-5, atol=1e-5)
