@@ -387,6 +387,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     return i < n ? args[i] : nullptr;
   };
   const size_t count = n + (bound ? 1 : 0);
+  if (count == 2 && !kwnames)
+    if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
   const Policy policy = policy_of(callable);
   // A factor that is a tensor: PyTorch's bindings read its value.
   if (policy == Policy::Torch && kwnames && PyTuple_GET_SIZE(kwnames) == 1 && takes_factor(callable, kwnames))
@@ -566,6 +568,14 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   // Methods that pybind11 made for operators, and operators of custom libraries, are tensor operations.
   if (PyCFunction_Check(callable) && is_torch_operator(callable)) return torch_call(callable, args, n, kwnames, native);
   return graph_break("call-of-unknown-c-function", "a call of the C function " + describe(callable));
+}
+
+PyObject* Machine::append_unread(PyObject* callable, PyObject* list, PyObject* item) {
+  static PyObject* append = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append");
+  if (callable != append || !PyList_CheckExact(list)) return nullptr;
+  const Known* k = find(list);
+  if (!k || k->kind != Known::Kind::Shadow || k->active || PyList_Append(list, item) < 0) return nullptr;
+  Py_RETURN_NONE;
 }
 
 bool Machine::is_torch_operator(PyObject* o) {

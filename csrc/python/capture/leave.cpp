@@ -38,6 +38,11 @@ class Leaver {
   /// The cell object itself; null recipe kind Source for the root's free variables.
   RecipePtr cell(PyObject* c);
   void side_effects();
+  /// Guards that what was written is none of the other existing objects that were read: these had what they had before.
+  void keep_apart();
+  void add(SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value);
+  /// The effects that make a container what its shadow became.
+  void diff(Known& k);
   void modes();
 
  private:
@@ -503,6 +508,73 @@ void Leaver::diff_attributes(const Known& k) {
     if (PyDict_GetItem(before, name) != value) effect(SideEffect::Kind::SetAttr, name, recipe(value));
 }
 
+void Leaver::add(SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value) {
+  SideEffect e;
+  e.kind = kind;
+  e.target = std::move(target);
+  e.key = py::Ref::borrow(key);
+  e.value = std::move(value);
+  m.result.side_effects.push_back(std::move(e));
+}
+
+void Leaver::diff(Known& k) {
+  PyObject* now = k.stand_in.get();
+  PyObject* before = k.snapshot.get();
+  if (k.attributes) diff_attributes(k);
+  const bool deque = m.classify(now) == Class::Deque;
+  const py::Ref items = deque ? py::Ref::steal(PySequence_List(now)) : py::Ref();
+  if (deque) now = items.get();
+  if (PyList_Check(now)) {
+    const Py_ssize_t size = PyList_GET_SIZE(now), old = PyList_GET_SIZE(before);
+    bool longer = size >= old;
+    for (Py_ssize_t j = 0; longer && j < old; ++j) longer = PyList_GET_ITEM(now, j) == PyList_GET_ITEM(before, j);
+    if (longer && size == old) return;
+    const bool extends = longer && !k.active && PyList_CheckExact(k.real.get());  // what nobody looked at stays
+    if (!extends) m.activate(k);
+    RecipePtr value = make(Recipe::Kind::List);
+    for (Py_ssize_t j = extends ? old : 0; j < size; ++j) value->parts.push_back(recipe(PyList_GET_ITEM(now, j)));
+    const auto replace = deque ? SideEffect::Kind::ReplaceDeque : SideEffect::Kind::ReplaceList;
+    add(extends ? SideEffect::Kind::ExtendList : replace, source(k.source), nullptr, value);
+  } else if (PyDict_Check(now)) {
+    diff_dict(k);
+  } else if (PySet_Check(now)) {
+    bool same = PySet_GET_SIZE(now) == PyList_GET_SIZE(before);
+    for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(before); ++j)
+      same = PySet_Contains(now, PyList_GET_ITEM(before, j)) == 1;
+    if (same) return;
+    RecipePtr value = make(Recipe::Kind::Set);
+    Py_ssize_t pos = 0;
+    PyObject* key;
+    Py_hash_t hash;
+    while (_PySet_NextEntry(now, &pos, &key, &hash)) value->parts.push_back(recipe(key));
+    m.activate(k);
+    add(SideEffect::Kind::ReplaceSet, source(k.source), nullptr, value);
+  }
+}
+
+void Leaver::keep_apart() {
+  std::unordered_map<PyTypeObject*, bool> written;  // by class: whether one whose identity is not fixed is written
+  std::unordered_set<const Known*> changed;
+  const auto is_fixed = [&](const Known& k) {
+    const Class c = m.classify(k.real.get());
+    return k.source->kind == SK::Const || c == Class::Module || c == Class::Function || c == Class::Type;
+  };
+  const auto note = [&](const Known* k) {
+    if (!k) return;
+    changed.insert(k);
+    written[Py_TYPE(k->real.get())] |= !is_fixed(*k);
+  };
+  for (const Known& k : m.knowns)
+    if (k.kind == Known::Kind::Shadow && k.written) note(&k);
+  for (PyObject* o : m.overlay_order) note(m.find(o));
+  for (const Known& k : m.knowns) {
+    const auto it = written.find(Py_TYPE(k.real.get()));
+    if (k.kind == Known::Kind::Tensor || it == written.end() || (!k.active && !changed.contains(&k))) continue;
+    // Two that are what they are need not be told apart.
+    if (it->second || !is_fixed(k)) m.guard(guards::Guard::Kind::Apart, k.source);
+  }
+}
+
 void Leaver::side_effects() {
   for (const Machine::Deferred& call : m.deferred) {
     SideEffect e;
@@ -511,47 +583,12 @@ void Leaver::side_effects() {
     for (const py::Ref& a : call.args) e.extra.push_back(recipe(a.get()));
     m.result.side_effects.push_back(std::move(e));
   }
-  auto add = [&](SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value) {
-    SideEffect e;
-    e.kind = kind;
-    e.target = std::move(target);
-    e.key = py::Ref::borrow(key);
-    e.value = std::move(value);
-    m.result.side_effects.push_back(std::move(e));
-  };
-  for (size_t i = 0; i < m.knowns.size(); ++i) {
-    const Known& k = m.knowns[i];
+  for (size_t i = 0; i < m.knowns.size(); ++i) {  // recipes may add some
+    Known& k = m.knowns[i];
     if (k.kind != Known::Kind::Shadow) continue;
-    PyObject* now = k.stand_in.get();
-    PyObject* before = k.snapshot.get();
-    if (k.attributes) diff_attributes(k);
-    const bool deque = m.classify(now) == Class::Deque;
-    const py::Ref items = deque ? py::Ref::steal(PySequence_List(now)) : py::Ref();
-    if (deque) now = items.get();
-    if (PyList_Check(now)) {
-      bool same = PyList_GET_SIZE(now) == PyList_GET_SIZE(before);
-      for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(now); ++j)
-        same = PyList_GET_ITEM(now, j) == PyList_GET_ITEM(before, j);
-      if (same) continue;
-      RecipePtr value = make(Recipe::Kind::List);
-      for (Py_ssize_t j = 0; j < PyList_GET_SIZE(now); ++j) value->parts.push_back(recipe(PyList_GET_ITEM(now, j)));
-      m.activate(m.knowns[i]);
-      add(deque ? SideEffect::Kind::ReplaceDeque : SideEffect::Kind::ReplaceList, source(k.source), nullptr, value);
-    } else if (PyDict_Check(now)) {
-      diff_dict(k);
-    } else if (PySet_Check(now)) {
-      bool same = PySet_GET_SIZE(now) == PyList_GET_SIZE(before);
-      for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(before); ++j)
-        same = PySet_Contains(now, PyList_GET_ITEM(before, j)) == 1;
-      if (same) continue;
-      RecipePtr value = make(Recipe::Kind::Set);
-      Py_ssize_t pos = 0;
-      PyObject* key;
-      Py_hash_t hash;
-      while (_PySet_NextEntry(now, &pos, &key, &hash)) value->parts.push_back(recipe(key));
-      m.activate(m.knowns[i]);
-      add(SideEffect::Kind::ReplaceSet, source(k.source), nullptr, value);
-    }
+    const size_t before = m.result.side_effects.size();
+    diff(k);
+    k.written = m.result.side_effects.size() > before;
   }
   for (PyObject* o : m.overlay_order) {
     auto it = m.overlays.find(o);
@@ -670,6 +707,7 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
   try {
     fill(leaver);
     leaver.side_effects();
+    leaver.keep_apart();
   } catch (const NotRebuildable& e) {
     PyErr_Clear();
     // An earlier point may do: the last call before here that is not yet a break.

@@ -223,6 +223,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
           root_calls.push_back(root_instruction);
       }
       Handler handler = table[opcode];
+      unread = false;
       if (!handler) {
         PyErr_Format(PyExc_SystemError, "unknown opcode %d", opcode);
         flow = Flow::Error;

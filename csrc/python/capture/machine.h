@@ -54,7 +54,7 @@ struct Known {
   Kind kind = Kind::Plain;
   bool active = false;   // its guard is taken
   bool read = false;     // Plain: the memory it lends is guarded by what it holds
-  bool written = false;  // a shadow that may differ from its original (all are compared on leaving)
+  bool written = false;  // a shadow that differs from its original; told on leaving
   SourcePtr source;
   py::Ref real;
   py::Ref stand_in;                                      // equals `real` for Plain
@@ -377,6 +377,11 @@ class Machine {
   graph::Op target_op(PyObject* target);
   graph::Value input_value(const at::Tensor& t);
   std::unordered_map<PyObject*, int> target_index;
+
+  /// list.append on an existing list that the program has not looked at: its length is no business of the graph's.
+  /// Null without an error for any other call.
+  PyObject* append_unread(PyObject* callable, PyObject* list, PyObject* item);
+  bool unread = false;  // the list that is being loaded is only appended to
 
   // --- state ---
   std::deque<Known> knowns;

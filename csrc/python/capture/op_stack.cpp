@@ -72,12 +72,29 @@ Flow op_delete_fast(Exec& e, int arg) {
   return Flow::Next;
 }
 
+namespace {
+/// While what an instruction loads is only loaded for its `append`, a list is not looked at.
+class LoadedForAppend {
+ public:
+  explicit LoadedForAppend(Exec& e) : unread_(e.m.unread), before_(e.m.unread) {
+    const uint8_t* next = e.units + 2 * e.next;
+    unread_ = next[0] == LOAD_METHOD && PyUnicode_CompareWithASCIIString(e.name(next[1]), "append") == 0;
+  }
+  ~LoadedForAppend() { unread_ = before_; }
+  LoadedForAppend(const LoadedForAppend&) = delete;
+
+ private:
+  bool& unread_;
+  const bool before_;
+};
+}  // namespace
+
 Flow op_load_global(Exec& e, int arg) {
+  const LoadedForAppend append(e);
   PyObject* v = e.m.load_global(e.frame->f_globals, e.frame->f_builtins, e.name(arg >> 1));
   if (!v) return Flow::Error;
   if (arg & 1) e.push(nullptr);
-  e.push(v);
-  return Flow::Next;
+  return e.push_seen(v);
 }
 
 Flow op_store_global(Exec& e, int arg) {
@@ -164,10 +181,10 @@ Flow op_load_closure(Exec& e, int arg) {
 }
 
 Flow op_load_deref(Exec& e, int arg) {
+  const LoadedForAppend append(e);
   PyObject* v = e.m.load_cell(e.local(arg), nullptr);
   if (!v) return unbound_cell(e, arg);
-  e.push(v);
-  return Flow::Next;
+  return e.push_seen(v);
 }
 
 Flow op_load_classderef(Exec& e, int arg) {
@@ -190,7 +207,10 @@ Flow op_delete_deref(Exec& e, int arg) {
   return e.m.store_cell(e.local(arg), nullptr) ? Flow::Next : Flow::Error;
 }
 
-Flow op_load_attr(Exec& e, int arg) { return e.replace_top(e.m.load_attr(e.top(), e.name(arg))); }
+Flow op_load_attr(Exec& e, int arg) {
+  const LoadedForAppend append(e);
+  return e.replace_top(e.m.load_attr(e.top(), e.name(arg)));
+}
 
 Flow op_store_attr(Exec& e, int arg) {
   const bool ok = e.m.store_attr(e.top(0), e.name(arg), e.top(1));

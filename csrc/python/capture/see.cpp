@@ -320,6 +320,10 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
 
 bool Machine::activate(Known& k) {
   if (k.active) return true;
+  if (unread && k.kind == Known::Kind::Shadow && PyList_CheckExact(k.real.get())) {
+    guard(GK::Type, k.source, reinterpret_cast<PyObject*>(&PyList_Type), py311::type_version(&PyList_Type));
+    return true;
+  }
   k.active = true;
   PyObject* o = k.real.get();
   switch (k.kind) {

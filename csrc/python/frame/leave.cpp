@@ -253,6 +253,9 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
     case SideEffect::Kind::ReplaceList:
       must(PyList_SetSlice(target, 0, PyList_GET_SIZE(target), value));
       return;
+    case SideEffect::Kind::ExtendList:
+      must(PyList_SetSlice(target, PyList_GET_SIZE(target), PyList_GET_SIZE(target), value));
+      return;
     case SideEffect::Kind::ReplaceDict: {
       if (PyODict_Check(target)) {
         Ref done = check(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "clear", "O", target));

@@ -55,19 +55,13 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
         break;
     }
   }
-  if (moving_tensors_.size() > 16) {
-    sorted_ = fixed_tensors_;
-    for (int slot : moving_tensors_) sorted_.push_back(slots_[slot]);
-    std::sort(sorted_.begin(), sorted_.end());
-    return std::adjacent_find(sorted_.begin(), sorted_.end()) == sorted_.end() ? Outcome::Holds : Outcome::Fails;
+  sorted_.clear();
+  for (int slot : moving_) {
+    if (std::binary_search(fixed_.begin(), fixed_.end(), slots_[slot])) return Outcome::Fails;
+    sorted_.push_back(slots_[slot]);
   }
-  for (size_t i = 0; i < moving_tensors_.size(); ++i) {
-    PyObject* tensor = slots_[moving_tensors_[i]];
-    for (PyObject* other : fixed_tensors_)
-      if (other == tensor) return Outcome::Fails;
-    for (size_t j = 0; j < i; ++j)
-      if (slots_[moving_tensors_[j]] == tensor) return Outcome::Fails;
-  }
+  std::sort(sorted_.begin(), sorted_.end());
+  if (std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end()) return Outcome::Fails;
   return Outcome::Holds;
 }
 
@@ -225,6 +219,8 @@ void GuardTree::make_fast() {
         case Guard::Kind::Equals:
           if (k.strong) continue;
           break;
+        case Guard::Kind::Apart:
+          continue;
         case Guard::Kind::Length:
           if (k.strong && PyTuple_CheckExact(value)) continue;
           [[fallthrough]];
@@ -254,14 +250,15 @@ void GuardTree::make_fast() {
     f.operand = a.operand;
     f.other = b.operand;
   }
-  fixed_tensors_.clear();
-  moving_tensors_.clear();
-  for (int id : tensors_) {
+  fixed_.clear();
+  moving_.clear();
+  for (int id : distinct_) {
     if (known[id].pinned)
-      fixed_tensors_.push_back(known[id].operand.object);
+      fixed_.push_back(known[id].operand.object);
     else
-      moving_tensors_.push_back(known[id].operand.slot);
+      moving_.push_back(known[id].operand.slot);
   }
+  std::sort(fixed_.begin(), fixed_.end());
   for (int id : wanted_) delivered_.push_back(known[id].operand);
   slots_.assign(static_cast<size_t>(num_slots), nullptr);
   has_fast_ = true;

@@ -89,6 +89,9 @@ std::string Guard::text() const {
     case Kind::NotSame:
       t = s + " is not " + o;
       break;
+    case Kind::Apart:
+      t = "apart(" + s + ")";
+      break;
     case Kind::NoHooks:
       t = "no_gradient_hooks(" + s + ")";
       break;

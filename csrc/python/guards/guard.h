@@ -29,7 +29,8 @@ struct Guard {
     AttrLacks,   // the slot or C attribute `object` of source is unset: reading it raises AttributeError
     Tensor,      // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
     SameObject,  // source and `other` are one object
-    NotSame,     // source and `other` are two objects (both tensors that the graph treats as distinct)
+    NotSame,     // source and `other` are two objects
+    Apart,       // source is no object that another guard of this kind, or a Tensor guard, is about
     NoHooks,     // source is a tensor; no hook of its own, nor of the node that adds to its .grad, waits for a gradient
     GlobalState,  // grad mode, inference mode, autocast, default dtype, deterministic flags, function modes are
                   // `number` packed by pack_global_state()

@@ -50,8 +50,9 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
                                          f->func_kwdefaults ? py311::dict_version(f->func_kwdefaults) : 0};
     }
     if (g.source) ends_[i].first = add_source(g.source);
-    if (g.kind == Guard::Kind::Tensor && std::find(tensors_.begin(), tensors_.end(), ends_[i].first) == tensors_.end())
-      tensors_.push_back(ends_[i].first);
+    if ((g.kind == Guard::Kind::Tensor || g.kind == Guard::Kind::Apart) &&
+        std::find(distinct_.begin(), distinct_.end(), ends_[i].first) == distinct_.end())
+      distinct_.push_back(ends_[i].first);
     if (g.other) ends_[i].second = add_source(g.other);
     if (!g.source)
       globals_.push_back(static_cast<int>(i));
@@ -309,6 +310,8 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return value == other;
     case Guard::Kind::NotSame:
       return value != other;
+    case Guard::Kind::Apart:
+      return true;  // all_distinct()
     case Guard::Kind::NoHooks:
       return !has_gradient_hooks(value);
     case Guard::Kind::GlobalState:
@@ -329,7 +332,7 @@ bool GuardTree::same_function(int guard) const {
 
 bool GuardTree::all_distinct() {
   sorted_.clear();
-  for (int n : tensors_) sorted_.push_back(values_[n]);
+  for (int n : distinct_) sorted_.push_back(values_[n]);
   std::sort(sorted_.begin(), sorted_.end());
   return std::adjacent_find(sorted_.begin(), sorted_.end()) == sorted_.end();
 }
@@ -374,7 +377,7 @@ bool GuardTree::run_slow(const Call& call, Owned& owned, int* failed_guard, int*
   if (all_distinct()) return true;
   // The first run is for the very call that was captured: what is one tensor there need not be two.
   if (slow_runs_ > 1) return false;
-  tensors_.clear();
+  distinct_.clear();
   return true;
 }
 

@@ -33,8 +33,8 @@ using Owned = std::vector<py::Ref>;
 /// its stamp is looked at. Objects found by other ways (a local, a list's item) are compared by address and what hangs
 /// on them is checked again. If anything in the fast program differs, the slow one decides, and the fast one is made
 /// anew; what keeps differing is no longer assumed. All members need the GIL. Reads run no Python code.
-/// Sources with a tensor guard were different tensors when captured (one tensor found by two sources has one tensor
-/// guard and a SameObject), and must be so again.
+/// Sources with a Tensor or an Apart guard were different objects when captured (one tensor found by two sources has
+/// one tensor guard and a SameObject), and must be so again.
 class GuardTree {
  public:
   /// `wanted`: sources whose objects `check` delivers.
@@ -136,7 +136,7 @@ class GuardTree {
     uint64_t kwdefaults_version = 0;
   };
   std::unordered_map<int, FunctionParts> functions_;  // by guard
-  std::vector<int> tensors_;                          // nodes with a tensor guard: all are different objects
+  std::vector<int> distinct_;                         // nodes with a Tensor or Apart guard: all are different objects
   std::vector<std::pair<int, int>> ends_;             // one per guard: nodes of source and other, -1
   std::vector<Node> nodes_;
   std::unordered_map<std::string, int> ids_;
@@ -151,9 +151,9 @@ class GuardTree {
   std::vector<Operand> delivered_;  // where the fast program's wanted values are
   std::vector<Word> words_;
   std::vector<WordNode> word_nodes_;
-  std::vector<PyObject*> fixed_tensors_;  // known to the fast program, different from each other
-  std::vector<int> moving_tensors_;       // slots
-  std::vector<PyObject*> sorted_;         // scratch
+  std::vector<PyObject*> fixed_;   // known to the fast program, different from each other; sorted
+  std::vector<int> moving_;        // slots
+  std::vector<PyObject*> sorted_;  // scratch
   bool has_fast_ = false;
   WordNode failed_ = {-1, false};  // the assumption that failed last
   int64_t slow_runs_ = 0;

@@ -1,0 +1,279 @@
+"""Existing Python objects that captured code writes to: apart from what else it reads, and not looked at where they are only
+appended to."""
+
+import collections
+import operator
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from kiln.explanation import recording
+from kiln.testing import assert_same
+
+X = torch.linspace(-1, 1, 4)
+
+
+class Box:
+    def __init__(self, v=1):
+        self.v = v
+
+
+def append(x, a, b):
+    a.append(x.sum())
+    return len(b), x + 1
+
+
+def extend(x, a, b):
+    a += [1, 2]
+    return x + sum(b)
+
+
+def item(x, a, b):
+    a["k"] = x * 2
+    return "k" in b, len(b), x + 1
+
+
+def delete(x, a, b):
+    a.pop("old", None)
+    return list(b), x + 1
+
+
+def add(x, a, b):
+    a.add(5)
+    return 5 in b, x + 1
+
+
+def push(x, a, b):
+    a.append(3)
+    return len(b), x * 2
+
+
+def attribute(x, a, b):
+    a.v = a.v + 1
+    return x * b.v
+
+
+def attribute_by_name(x, a, b):
+    setattr(a, "w", 3)
+    return x + 1, getattr(b, "w", None)
+
+
+def within(x, a, b):
+    a[0].append(1)
+    return x + len(b)
+
+
+CASES = [
+    (append, list),
+    (extend, lambda: [1]),
+    (item, dict),
+    (delete, lambda: {"old": 1}),
+    (add, set),
+    (push, collections.deque),
+    (attribute, Box),
+    (attribute_by_name, Box),
+]
+
+
+@pytest.mark.parametrize(("f", "make"), CASES)
+def test_two_objects_may_become_one(f, make):
+    def run(function):
+        results = []
+        for same in (False, False, True, True, False):
+            a = make()
+            b = a if same else make()
+            results.append(function(X, a, b))
+        return results
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_one_of_them_within_another():
+    def run(function):
+        results = []
+        for same in (False, True, False):
+            b = []
+            results.append(function(X, [b if same else []], b))
+        return results
+
+    assert_same(run(within), run(kiln.compile(within)))
+
+
+def test_one_object_may_become_two():
+    compiled = kiln.compile(append)
+    for same in (True, False, True):
+        results = []
+        for function in (append, compiled):
+            a = []
+            results.append(function(X, a, a if same else [])[0])
+        assert results[0] == results[1] == int(same)
+
+
+def test_a_module_that_is_called_twice():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.n = 0
+
+        def forward(self, x):
+            self.n += 1
+            return x + self.n
+
+    def f(x, first, second):
+        return second(first(x))
+
+    compiled = kiln.compile(f)
+    net, other = Counter(), Counter()
+    assert_same(compiled(X, net, other), X + 2)
+    assert (net.n, other.n) == (1, 1)
+    net = Counter()
+    assert_same(compiled(X, net, net), X + 3)
+    assert net.n == 2
+
+
+# --- lists that are only appended to ---------------------------------------------------------------------------------
+
+
+history = []
+
+
+class Recorder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, x):
+        loss = x.pow(2).sum()
+        self.losses.append(loss.item())
+        history.append(loss)
+        return loss * 2
+
+
+def test_histories_do_not_recompile():
+    def run(compiled):
+        net = Recorder()
+        history.clear()
+        function = kiln.compile(net) if compiled else net
+        results = [function(X * i) for i in range(12)]
+        return results, net.losses, list(history)
+
+    expected = run(False)
+    with recording() as r:
+        assert_same(expected, run(True))
+    assert len(r.entries) == 1
+    assert r.entries[0].graph_break is None
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda self: len(self.items),
+        lambda self: self.items[-1],
+        lambda self: sum(self.items),
+        lambda self: len(getattr(self, "items")),  # noqa: B009
+        lambda self: len(self.__dict__["items"]),
+        lambda self: len(vars(self)["items"]),
+        lambda self: len(operator.attrgetter("items")(self)),
+        lambda self: 7 in self.items,
+        lambda self: [v + 1 for v in self.items][0],
+        lambda self: len([*self.items, 1]),
+        lambda self: self.items == [7, 7],
+        lambda self: bool(self.items.append) and len(self.items),
+        lambda self: self.items.count(7),
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_look_at_the_list_is_guarded(look, before):
+    class Holder:
+        def __init__(self):
+            self.items = [7]
+
+    def f(x, holder):
+        seen = look(holder) if before else 0
+        holder.items.append(7)
+        return x + 1, seen if before else look(holder)
+
+    def run(function):
+        holder = Holder()
+        return [function(X, holder) for _ in range(4)], holder.items
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_by_globals_and_closures():
+    mine = []
+
+    def f(x):
+        history.append(x + 1)
+        mine.append(2)
+        n = len(history)
+        history.append(3)
+        return x * n, len(mine)
+
+    def run(function):
+        history.clear()
+        mine.clear()
+        return [function(X) for _ in range(3)], list(history), list(mine)
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_two_histories_that_become_one():
+    def f(x, a, b):
+        a.items.append(1)
+        b.items.append(x)
+        a.items.append(3)
+        return x + 1
+
+    def make(same):
+        a, b = Box(), Box()
+        a.items, b.items = [], []
+        if same:
+            b.items = a.items
+        return a, b
+
+    compiled = kiln.compile(f)
+    for same in (False, True, False):
+        left, right = make(same), make(same)
+        f(X, *left)
+        compiled(X, *right)
+        assert_same([left[0].items, left[1].items], [right[0].items, right[1].items])
+
+
+def test_a_break_while_one_is_appended_to():
+    def f(x, holder):
+        holder.items.append(x.sum().tolist())
+        y = x + 1
+        kiln.graph_break()
+        holder.items.append(y)
+        return y * len(holder.items)
+
+    def run(function):
+        holder = Box()
+        holder.items = []
+        return [function(X, holder) for _ in range(3)], holder.items
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+def test_a_list_that_is_none_any_more():
+    class Sink:
+        def __init__(self):
+            self.seen = 0
+
+        def append(self, v):
+            self.seen += 1
+
+    def f(x, holder):
+        holder.items.append(x)
+        return x + 1
+
+    compiled = kiln.compile(f)
+    holder = Box()
+    holder.items = []
+    compiled(X, holder)
+    holder.items = Sink()
+    compiled(X, holder)
+    assert holder.items.seen == 1
