@@ -277,3 +277,113 @@ def test_a_list_that_is_none_any_more():
     holder.items = Sink()
     compiled(X, holder)
     assert holder.items.seen == 1
+
+
+# --- variables of inner functions ------------------------------------------------------------------------------------
+
+
+def shared_number(x, k):
+    def inner(a):
+        return a * k
+
+    x = inner(x)
+    kiln.graph_break()
+    return x, k
+
+
+def shared_tensor(x, k):
+    t = x * k
+
+    def inner():
+        return t + k
+
+    kiln.graph_break()
+    return inner(), t
+
+
+def shared_list(x, k):
+    values = []
+
+    def put(v):
+        values.append(v)
+
+    put(x)
+    kiln.graph_break()
+    put(x + k)
+    kiln.graph_break()
+    return sum(values), len(values)
+
+
+def shared_counter(x, k):
+    n = 0
+
+    def count():
+        nonlocal n
+        n += k
+        return n
+
+    count()
+    kiln.graph_break()
+    n += 1
+    kiln.graph_break()
+    return x * count() + n
+
+
+def shared_by_two(x, k):
+    t = x
+
+    def read():
+        return t * k
+
+    def write(v):
+        nonlocal t
+        t = v
+
+    kiln.graph_break()
+    write(t + 1)
+    kiln.graph_break()
+    write(read() + t)
+    return read(), t
+
+
+@pytest.mark.parametrize("f", [shared_number, shared_tensor, shared_list, shared_counter, shared_by_two])
+def test_cells_behind_a_break_are_those_of_the_call(f):
+    compiled = kiln.compile(f)
+    for i, k in enumerate((2.5, 1, 2, 2.5, 3)):
+        assert_same(f(X * i, k), compiled(X * i, k))
+
+
+def test_functions_that_share_a_variable_and_later_do_not():
+    def make(shared):
+        n = 0
+
+        def count():
+            nonlocal n
+            n += 1
+            return n
+
+        if shared:
+            return count, lambda: n
+        m = 0
+        return count, lambda: m
+
+    def f(x, count, read):
+        count()
+        return x * read()
+
+    compiled = kiln.compile(f)
+    for shared in (True, False, True, False, False):
+        assert_same(f(X, *make(shared)), compiled(X, *make(shared)))
+
+
+def test_the_defaults_of_an_inner_function():
+    def f(x, n):
+        def inner(a, b=n, c=[1], *, d=n):
+            c.append(2)
+            return a * b + len(c) + d
+
+        return inner(x) + inner(x)
+
+    compiled = kiln.compile(f)
+    for n in (1, 2, 2.5, 3.5, 1):
+        assert_same(f(X, n), compiled(X, n))

@@ -148,6 +148,17 @@ bool Machine::store_global(PyObject* globals, PyObject* name, PyObject* value) {
 // --- cells
 // -------------------------------------------------------------------------------------------------------------
 
+SourcePtr Machine::source_of_contents(PyObject* cell) {
+  if (const auto s = cell_source.find(cell); s != cell_source.end()) return s->second;
+  // A resume function gets the frame's cells as arguments, others at each call.
+  const Known* k = find_plain(cell);
+  return k ? cell_source[cell] = child(SK::CellContents, k->source, nullptr) : nullptr;
+}
+
+SourcePtr Machine::cell_itself(const SourcePtr& contents) {
+  return contents->kind == SK::CellContents ? contents->base : guards::cell_object(contents->index, contents->name);
+}
+
 PyObject* Machine::load_cell(PyObject* cell, const SourcePtr& source) {
   if (!cell) return nullptr;
   if (made_cells.count(cell)) return Py_XNewRef(PyCell_GET(cell));
@@ -155,8 +166,8 @@ PyObject* Machine::load_cell(PyObject* cell, const SourcePtr& source) {
   if (it != cells_written.end()) return it->second.new_ref();
   PyObject* o = PyCell_GET(cell);
   if (!o) return nullptr;
-  auto s = cell_source.find(cell);
-  SourcePtr path = s != cell_source.end() ? s->second : source;
+  SourcePtr path = source_of_contents(cell);
+  if (!path) path = source;
   if (!path) path = child(SK::CellContents, child(SK::Const, nullptr, cell), nullptr);
   return see(o, path);
 }
@@ -166,8 +177,8 @@ bool Machine::store_cell(PyObject* cell, PyObject* value) {
     PyCell_Set(cell, value);
     return true;
   }
-  auto s = cell_source.find(cell);
-  if (s != cell_source.end() && s->second->kind == SK::Cell) {
+  const SourcePtr s = source_of_contents(cell);
+  if (s && s->kind == SK::Cell) {
     graph_break("write-to-cell", "assigning to a nonlocal variable of the captured function");
     return false;
   }

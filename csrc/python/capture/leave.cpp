@@ -98,10 +98,7 @@ RecipePtr Leaver::cell(PyObject* c) {
     if (PyObject* content = PyCell_GET(c)) r->state.emplace_back(py::Ref::borrow(names().contents), recipe(content));
     return r;
   }
-  auto s = m.cell_source.find(c);
-  if (s != m.cell_source.end() && s->second->kind == SK::CellContents) return source(s->second->base);
-  if (s != m.cell_source.end() && s->second->kind == SK::Cell)
-    return made_[c] = source(guards::cell_object(s->second->index, s->second->name));
+  if (const SourcePtr s = m.source_of_contents(c)) return made_[c] = source(m.cell_itself(s));
   throw NotRebuildable{"a cell of the captured function's closure"};
 }
 
@@ -573,6 +570,8 @@ void Leaver::keep_apart() {
     // Two that are what they are need not be told apart.
     if (it->second || !is_fixed(k)) m.guard(guards::Guard::Kind::Apart, k.source);
   }
+  if (!m.cells_order.empty())
+    for (const auto& [cell, contents] : m.cell_source) m.guard(guards::Guard::Kind::Apart, m.cell_itself(contents));
 }
 
 void Leaver::side_effects() {

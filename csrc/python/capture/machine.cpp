@@ -112,7 +112,8 @@ static bool see_arguments(Machine& m, Exec& e) {
   int n = code->co_argcount + code->co_kwonlyargcount;
   PyObject* defaults = e.frame->f_func->func_defaults;
   PyObject* kwdefaults = e.frame->f_func->func_kwdefaults;
-  SourcePtr function;
+  // The defaults of a function that the captured code made are its own objects.
+  if (m.is_made_function(reinterpret_cast<PyObject*>(e.frame->f_func))) defaults = kwdefaults = nullptr;
   for (int i = 0; i < n; ++i) {
     PyObject*& slot = e.local(i);
     if (!slot) continue;

@@ -173,6 +173,10 @@ class Machine {
   PyObject* load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing = false);
   bool store_global(PyObject* globals, PyObject* name, PyObject* value);
   PyObject* load_cell(PyObject* cell, const SourcePtr& source);
+  /// Where an existing cell's contents are found; null if the captured code made the cell, or has not met it.
+  SourcePtr source_of_contents(PyObject* cell);
+  /// The source of the cell whose contents `contents` is.
+  static SourcePtr cell_itself(const SourcePtr& contents);
   bool store_cell(PyObject* cell, PyObject* value);
   PyObject* load_module_attr(PyObject* module, Known* k, PyObject* name, bool missing_ok);
   PyObject* load_type_attr(PyObject* type, Known* k, PyObject* name, bool missing_ok);
@@ -391,11 +395,11 @@ class Machine {
   std::unordered_map<PyObject*, py::Ref> cells_written;    // existing cell -> content (null: deleted)
   std::vector<py::Ref> cells_order;
   std::unordered_set<PyObject*> made_cells;
-  std::vector<py::Ref> alive;  // keeps identities valid
-  std::unordered_map<PyObject*, SourcePtr> cell_source;
-  BreakReason reason;                                  // of the pending break
-  std::unordered_map<int, BreakReason> break_reasons;  // of the earlier attempts, by the root's instruction
-  std::vector<int> root_calls;                         // the root's calls so far
+  std::vector<py::Ref> alive;                            // keeps identities valid
+  std::unordered_map<PyObject*, SourcePtr> cell_source;  // of an existing cell's contents
+  BreakReason reason;                                    // of the pending break
+  std::unordered_map<int, BreakReason> break_reasons;    // of the earlier attempts, by the root's instruction
+  std::vector<int> root_calls;                           // the root's calls so far
   std::unordered_set<PyObject*> made_functions, made_types;
   std::vector<PyObject*> overlay_order;
   struct Deferred {

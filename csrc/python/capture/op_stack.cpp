@@ -152,23 +152,28 @@ Flow op_make_cell(Exec& e, int arg) {
 Flow op_copy_free_vars(Exec& e, int arg) {
   PyObject* closure = e.frame->f_func->func_closure;
   const int offset = e.code->co_nlocalsplus - arg;
-  SourcePtr function;
+  auto* function = reinterpret_cast<PyObject*>(e.frame->f_func);
+  const bool made = !e.root && e.m.is_made_function(function);
+  SourcePtr closure_source;
   for (int i = 0; i < arg; ++i) {
     PyObject* cell = PyTuple_GET_ITEM(closure, i);
     e.local(offset + i) = Py_NewRef(cell);
-    if (e.m.made_cells.count(cell) || e.m.cell_source.count(cell)) continue;
-    SourcePtr source;
+    if (made || e.m.made_cells.count(cell)) continue;
+    const SourcePtr known = e.m.source_of_contents(cell);
+    SourcePtr contents;
     if (e.root) {
-      source = guards::cell(offset + i, py311::local_name(e.code, offset + i));
+      contents = guards::cell(offset + i, py311::local_name(e.code, offset + i));
     } else {
       using K = guards::Source::Kind;
-      if (!function)
-        function =
-            e.m.child(K::Attr, e.m.source_of_object(reinterpret_cast<PyObject*>(e.frame->f_func)), names().closure);
-      source = e.m.child(K::CellContents, e.m.child(K::ListItem, function, nullptr, i), nullptr);
+      if (!closure_source) closure_source = e.m.child(K::Attr, e.m.source_of_object(function), names().closure);
+      contents = e.m.child(K::CellContents, e.m.child(K::ListItem, closure_source, nullptr, i), nullptr);
     }
-    e.m.cell_source.emplace(cell, source);
-    e.m.alive.push_back(py::Ref::borrow(cell));
+    if (!known) {
+      e.m.cell_source.emplace(cell, contents);
+      e.m.alive.push_back(py::Ref::borrow(cell));
+    } else if (known != contents) {
+      e.m.guard(guards::Guard::Kind::SameObject, e.m.cell_itself(contents), nullptr, 0, e.m.cell_itself(known));
+    }
   }
   return Flow::Next;
 }
