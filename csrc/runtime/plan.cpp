@@ -86,6 +86,7 @@ void insert_frees(Plan& plan) {
   std::vector<bool> keep(plan.slots.size(), false);
   for (Slot s : plan.outputs)
     if (s != kNoSlot) keep[s] = true;
+  for (Slot s : plan.mutated) keep[s] = true;  // their versions are bumped at the end
   std::vector<std::vector<Slot>> dead(plan.steps.size());
   for (size_t s = 0; s < plan.slots.size(); ++s) {
     const SlotInfo& info = plan.slots[s];
