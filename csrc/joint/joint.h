@@ -30,7 +30,8 @@ struct Output {
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // Undefined: that of what is viewed
   bool conjugate = false, negate = false;              // lazily, relative to what is viewed
   bool requires_grad = false;
-  /// Made inside the program by a factory with requires_grad=True (no history).
+  /// Requires gradients and has no history: made inside the program by a factory with requires_grad=True, or a view
+  /// that was made without gradients.
   bool leaf = false;
 };
 

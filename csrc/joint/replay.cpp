@@ -1,9 +1,11 @@
+#include <ATen/FunctionalTensorWrapper.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "aten/convert.h"
+#include "aten/fake.h"
 #include "aten/modes.h"
 #include "aten/pch.h"
 #include "aten/schema.h"
@@ -28,6 +30,10 @@ at::Tensor or_undefined(const std::unordered_map<Value, at::Tensor>& env, const 
   auto it = env.find(a.value());
   KILN_CHECK(it != env.end(), "the traced graph uses a value before its definition");
   return it->second;
+}
+
+bool shares_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
 /// Puts the CPU's autocast into the state that a node was recorded in; back at the end. Casts of weights are not
@@ -158,21 +164,64 @@ class Replay {
     }
   }
 
+  /// Whether the functional tensor `t` has another layout than the tensor that it stands for: an in-place operator's
+  /// functional form closes the gaps that the tensor has.
+  bool lost_layout(const at::Tensor& t, const graph::TensorMeta& m) const {
+    return t.defined() && at::functionalization::impl::isFunctionalTensor(t) && t.numel() > 0 &&
+           t.strides() != at::IntArrayRef(m.strides) && !transformed_.contains(t.unsafeGetTensorImpl());
+  }
+
+  /// Whether a reshape (contiguous(), ...) is a view depends on the layout: makes the results of `node`, whose
+  /// arguments have lost theirs, share memory with them just where they do with the real layouts.
+  void share_as_before(const Node& node, const aten::OpInfo& op, std::vector<at::Tensor>& results) {
+    static const graph::Op kAsStrided("aten::as_strided"), kAsStridedInPlace("aten::as_strided_");
+    if (node.op == kAsStrided || node.op == kAsStridedInPlace)
+      throw Unsupported(node.op.name() + " of a tensor with gaps that was written");
+    std::vector<at::Tensor> real, traced, given;
+    {
+      const aten::FakeObserverGuard unseen(nullptr);
+      const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::Functionalize);
+      torch::jit::Stack stack = aten::to_stack(op.schema(), node.args, [&](Value v) {
+        traced.push_back(env_.at(v));
+        return given.emplace_back(aten::make_fake(v.meta()));
+      });
+      op.handle.callBoxed(stack);
+      real = aten::flatten_tensors(stack);
+    }
+    KILN_CHECK(real.size() == results.size(), "an operator gives another number of results");
+    for (size_t i = 0; i < results.size(); ++i) {
+      bool shares = false, shared = false;
+      for (size_t k = 0; k < given.size(); ++k) {
+        shared |= shares_storage(real[i], given[k]);
+        shares |= shares_storage(results[i], traced[k]);
+      }
+      if (shared && !shares) throw Unsupported("a view of a tensor with gaps that was written");
+      if (shares && !shared) results[i] = results[i].clone();
+    }
+  }
+
   void call(Node& node) {
     const aten::OpInfo* op = aten::find_op(node.op);
     if (!op) throw Unsupported("the operator " + node.op.name() + " has no meaning to the dispatcher");
+    bool lost = false;
     torch::jit::Stack stack = aten::to_stack(op->schema(), node.args, [&](Value v) {
       auto it = env_.find(v);
       KILN_CHECK(it != env_.end(), "the traced graph uses a value before its definition");
+      lost |= lost_layout(it->second, v.meta());
       return it->second;
     });
     op->handle.callBoxed(stack);
-    const std::vector<at::Tensor> results = aten::flatten_tensors(stack);
+    std::vector<at::Tensor> results = aten::flatten_tensors(stack);
+    if (op->kind == aten::OpKind::InPlaceView && !results.empty())
+      transformed_.insert(results[0].unsafeGetTensorImpl());
+    if (lost && (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View))
+      share_as_before(node, *op, results);
     for (uint32_t i = 0; i < results.size(); ++i) set(node, i, results[i]);
   }
 
   std::shared_ptr<const graph::Graph> graph_;
   std::unordered_map<Value, at::Tensor> env_;
+  std::unordered_set<const c10::TensorImpl*> transformed_;  // by t_() and the like: no longer as their nodes say
 };
 
 /// grad_fn of a custom function's outputs: runs the nodes that its backward was captured as.

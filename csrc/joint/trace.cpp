@@ -250,7 +250,8 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
         set_view(out, inner_base, inner, geometry_of(inner));
       }
     }
-    out.leaf = out.kind == Output::Kind::Forward && t.requires_grad() && t.is_leaf();
+    const bool view = out.kind == Output::Kind::View || out.kind == Output::Kind::InputView;
+    out.leaf = (view || out.kind == Output::Kind::Forward) && t.requires_grad() && t.is_leaf();
     joint_.outputs.push_back(std::move(out));
   }
 }

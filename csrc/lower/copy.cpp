@@ -149,7 +149,8 @@ bool flip(Lowering& l, const Node& n) {
   for (int64_t& d : dims) d = wrap_dim(d, t.dim());
   l.set(n, l.mapped(t, t.sizes, [dims, sizes = t.sizes](Index p) {
     std::vector<Expr> index(p.begin(), p.end());
-    for (int64_t d : dims) index[d] = Expr(sizes[d] - 1) - index[d];
+    for (int64_t d : dims)
+      if (!sizes.empty()) index[d] = Expr(sizes[d] - 1) - index[d];  // a number has a dim to name, and none to flip
     return index;
   }));
   return true;
@@ -158,7 +159,7 @@ bool flip(Lowering& l, const Node& n) {
 bool roll(Lowering& l, const Node& n) {  // (self, shifts, dims)
   const Tensor t = l.get(n.arg(0));
   const std::vector<int64_t> shifts = n.arg(1).to_ints(), dims = n.arg(2).to_ints();
-  if (t.numel() == 0 || dims.empty() || dims.size() != shifts.size()) return false;
+  if (t.numel() == 0 || t.dim() == 0 || dims.empty() || dims.size() != shifts.size()) return false;
   l.set(n, l.mapped(t, t.sizes, [=, sizes = t.sizes](Index p) {
     std::vector<Expr> index(p.begin(), p.end());
     for (size_t i = 0; i < dims.size(); ++i) {

@@ -28,6 +28,7 @@ at::Tensor reinterpret(const at::Tensor& t, c10::ScalarType dtype) {
 }
 
 at::Tensor view_of(const at::Tensor& base, const Output& out) {
+  const at::AutoGradMode mode(at::GradMode::is_enabled() && !out.leaf);
   at::Tensor from = base.requires_grad() && !out.requires_grad ? base.detach() : base;
   if (out.dtype != c10::ScalarType::Undefined) from = reinterpret(from, out.dtype);
   at::Tensor view = from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
