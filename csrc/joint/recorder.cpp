@@ -54,6 +54,16 @@ at::Tensor Recorder::constant(std::vector<Arg> args, const graph::TensorMeta& me
   return fake;
 }
 
+at::Tensor Recorder::laid_out(const at::Tensor& t, const std::vector<int64_t>& strides) {
+  graph::TensorMeta meta = aten::meta_of(t);
+  meta.strides = strides;
+  meta.offset = 0;
+  meta.requires_grad = false;
+  at::Tensor fake = aten::make_fake(meta);
+  bind(fake, add(graph::Op("aten::clone"), {Arg(value_of(t)), Arg()}, {meta})->out());
+  return fake;
+}
+
 void Recorder::called(const aten::OpInfo& op, c10::ArrayRef<c10::IValue> args, c10::ArrayRef<c10::IValue> results) {
   using aten::OpKind;
   if (op.kind != OpKind::Functional && op.kind != OpKind::View)

@@ -19,6 +19,9 @@ class Recorder : public aten::FakeObserver {
   /// A constant node for kiln::tensor_constant(numbers, sizes, dtype), and a fake bound to it.
   at::Tensor constant(std::vector<graph::Arg> args, const graph::TensorMeta& meta);
 
+  /// A copy of the fake `t` with these strides, which are dense.
+  at::Tensor laid_out(const at::Tensor& t, const std::vector<int64_t>& strides);
+
   bool backward = false;                           // nodes are made by the autograd engine
   bool differentiated = false;                     // the program has run the engine
   int checkpoint = 0;                              // the checkpointed call that the program is in

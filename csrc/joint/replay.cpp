@@ -171,6 +171,11 @@ class Replay {
            t.strides() != at::IntArrayRef(m.strides) && !transformed_.contains(t.unsafeGetTensorImpl());
   }
 
+  static bool is_dense_base(const at::Tensor& t) {
+    return t.defined() && at::functionalization::impl::isFunctionalTensor(t) &&
+           at::functionalization::impl::isBaseTensor(t) && t.is_non_overlapping_and_dense();
+  }
+
   /// Whether a reshape (contiguous(), ...) is a view depends on the layout: makes the results of `node`, whose
   /// arguments have lost theirs, share memory with them just where they do with the real layouts.
   void share_as_before(const Node& node, const aten::OpInfo& op, std::vector<at::Tensor>& results) {
@@ -210,7 +215,15 @@ class Replay {
       lost |= lost_layout(it->second, v.meta());
       return it->second;
     });
+    std::vector<std::pair<at::Tensor, std::vector<int64_t>>> dense;  // what it writes, with the strides
+    if (op->kind == aten::OpKind::InPlace)
+      for (int i : op->written_args)
+        if (const c10::IValue& v = stack.at(static_cast<size_t>(i)); v.isTensor() && is_dense_base(v.toTensor()))
+          dense.emplace_back(v.toTensor(), v.toTensor().strides().vec());
     op->handle.callBoxed(stack);
+    // Some functional forms (masked_fill, scatter) give a row-major result for any layout.
+    for (const auto& [t, strides] : dense)
+      if (t.strides() != at::IntArrayRef(strides)) TraceState::lay_out(t, strides);
     std::vector<at::Tensor> results = aten::flatten_tensors(stack);
     if (op->kind == aten::OpKind::InPlaceView && !results.empty())
       transformed_.insert(results[0].unsafeGetTensorImpl());

@@ -15,6 +15,8 @@ class TraceState {
   static bool is_primal(const at::Tensor& t);
   /// The tensor of a kiln::tensor_constant node.
   static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
+  /// Gives a functional tensor's value these strides.
+  static void lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides);
   /// While alive, nodes are the autograd engine's.
   class BackwardScope {
    public:

@@ -81,6 +81,8 @@ class Tracer {
   void find_mutations();
   bool fills_its_base(const at::Tensor& t);
   void classify(const std::vector<at::Tensor>& outputs);
+  /// Whether autograd goes on from the output `t`. Throws Unsupported where that is not what a view of its base has.
+  bool has_history(const at::Tensor& t, const Output& out);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate();
   void relate_tangents(const Reach& reach);
@@ -185,6 +187,41 @@ bool Tracer::fills_its_base(const at::Tensor& t) {
   return !value.meta().is_non_overlapping_and_dense();
 }
 
+/// The autograd nodes behind `roots`.
+std::vector<torch::autograd::Node*> nodes_behind(const edge_list& roots) {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> nodes, todo;
+  for (const Edge& e : roots) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    torch::autograd::Node* node = todo.back();
+    todo.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    nodes.push_back(node);
+    for (const Edge& e : node->next_edges()) todo.push_back(e.function.get());
+  }
+  return nodes;
+}
+
+bool Tracer::has_history(const at::Tensor& t, const Output& out) {
+  bool has = false;
+  try {
+    has = t.grad_fn() != nullptr;  // a view of what was written gets it now
+  } catch (const c10::Error& e) {
+    throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
+  }
+  const bool input = out.kind == Output::Kind::InputView;
+  if (!has || !(input || out.kind == Output::Kind::View)) return has;
+  // The view will be made of its base, and has a history of that if it needs one.
+  const auto at = static_cast<size_t>(out.index);
+  const at::Tensor& base = input ? primals_[at] : forward_[at];
+  if (base.requires_grad()) {
+    const auto nodes = nodes_behind({torch::autograd::impl::gradient_edge(t)});
+    const Edge wanted = torch::autograd::impl::gradient_edge(base);
+    if (std::find(nodes.begin(), nodes.end(), wanted.function.get()) != nodes.end()) return true;
+  }
+  throw Unsupported("a view has another history than what it is a view of (detach, no_grad)");
+}
+
 void Tracer::classify(const std::vector<at::Tensor>& outputs) {
   // Outputs that share a storage with each other must do so again.
   std::unordered_map<Storage, std::vector<size_t>> groups;
@@ -250,8 +287,8 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
         set_view(out, inner_base, inner, geometry_of(inner));
       }
     }
-    const bool view = out.kind == Output::Kind::View || out.kind == Output::Kind::InputView;
-    out.leaf = (view || out.kind == Output::Kind::Forward) && t.requires_grad() && t.is_leaf();
+    if (t.requires_grad() && out.kind != Output::Kind::Input && out.kind != Output::Kind::Same)
+      out.leaf = !has_history(t, out);
     joint_.outputs.push_back(std::move(out));
   }
 }
@@ -272,21 +309,6 @@ bool gave_up_saved(torch::autograd::Node& node, bool others) {
     return std::string_view(e.what_without_backtrace()).find(kSecondTime) != std::string_view::npos;
   }
   return false;
-}
-
-/// The autograd nodes behind `roots`.
-std::vector<torch::autograd::Node*> nodes_behind(const edge_list& roots) {
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> nodes, todo;
-  for (const Edge& e : roots) todo.push_back(e.function.get());
-  while (!todo.empty()) {
-    torch::autograd::Node* node = todo.back();
-    todo.pop_back();
-    if (!node || !seen.insert(node).second) continue;
-    nodes.push_back(node);
-    for (const Edge& e : node->next_edges()) todo.push_back(e.function.get());
-  }
-  return nodes;
 }
 
 /// Throws Unsupported if a gradient would flow into a leaf that is no primal.
@@ -481,6 +503,14 @@ bool TraceState::is_primal(const at::Tensor& t) { return active && active->is_pr
 at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {
   KILN_CHECK(active, "a constant outside of a trace");
   return fn::to_functional_tensor(active->recorder().constant(args, meta));
+}
+void TraceState::lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides) {
+  if (!active) return;
+  fn::sync(functional);
+  const at::Tensor value = active->recorder().laid_out(fn::from_functional_tensor(functional), strides);
+  fn::replace_(functional, value);
+  fn::commit_update(functional);
+  fn::sync(functional);
 }
 TraceState::BackwardScope::BackwardScope() {
   if (!active) return;

@@ -105,3 +105,54 @@ def test_views_that_were_made_without_gradients(leaf):
         return [(v.requires_grad, v.is_leaf, v._is_view()) for v in views], source.grad, [v.grad for v in views[:2]]
 
     assert_same(run(f), run(kiln.compile(f)))
+
+
+def view_of_a_view(a):
+    with torch.no_grad():
+        part = a[:2]
+    return part[..., 0], part * 2
+
+
+def detached_and_written(a, b):
+    c = a.detach()
+    c.copy_(b)
+    return c, a + 1
+
+
+def view_of_what_was_written(a, b):
+    part = a[..., 0]
+    a.mul_(b)
+    return part, a
+
+
+@pytest.mark.parametrize("f", [view_of_a_view, detached_and_written, view_of_what_was_written])
+def test_histories_of_views(f):
+    def run(function):
+        leaves = [X.clone().requires_grad_(f is view_of_a_view), X.clone().requires_grad_()]
+        out = function(*leaves[: f.__code__.co_argcount])
+        sum((t * 3).sum() for t in out if t.requires_grad).backward()
+        return out, [t.grad for t in leaves]
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a: a.masked_fill_(a > 3, 0.5),
+        lambda a: a.scatter_(0, torch.zeros(1, 3, dtype=torch.int64), 5.0),
+        lambda a: a.index_fill_(0, torch.tensor([1]), 2.0),
+        lambda a: a.index_add_(0, torch.tensor([1]), torch.ones(1, 3)),
+        lambda a: a.masked_scatter_(a > 3, X * 2),
+        lambda a: a.clamp_(1, 5),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_written_result_keeps_its_layout(write, grad):
+    def f(a):
+        b = a * 1.5
+        write(b)
+        return b, b.reshape(-1)
+
+    check(f, X.t().clone(memory_format=torch.preserve_format).requires_grad_(grad))
+    check(f, X.clone().t().detach().requires_grad_(grad))
