@@ -158,8 +158,10 @@ class Fuser {
       const int64_t small = std::min(ex, ey), large = std::max(ex, ey);
       const auto& fine = split_b ? *fa : *fb;
       const size_t next = (split_b ? i : j) + 1;
+      const int wide = split_b ? y.var : x.var;
+      if (is_scanned(n_, wide) || (pair_[wide] >= 0 && is_scanned(n_, pair_[wide]))) return true;
       if (large % small != 0 || next >= fine.digits.size() || fine.digits[next].stride != x.stride * small) return true;
-      split(split_b ? y.var : x.var, small);
+      split(wide, small);
       return false;
     }
     return true;

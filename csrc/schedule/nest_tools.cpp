@@ -35,8 +35,16 @@ void replace_in_lists(Nest& n, int v, const std::vector<int>& by) {
 }
 }  // namespace
 
+bool is_scanned(const Nest& n, int v) {
+  return std::any_of(n.stages.begin(), n.stages.end(), [&](const Stage& s) {
+    return !s.vars.empty() && s.vars.back() == v &&
+           std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) { return n.insts[id].op == Opcode::Scan; });
+  });
+}
+
 std::pair<int, int> split_var(Nest& n, int v, int64_t inner_extent) {
   KILN_CHECK(inner_extent > 0 && n.extents[v] % inner_extent == 0, "split of i" + std::to_string(v));
+  KILN_CHECK(!is_scanned(n, v), "split of a scan's i" + std::to_string(v));
   const int outer = n.add_var(n.extents[v] / inner_extent);
   const int inner = n.add_var(inner_extent);
   const Expr e = n.var(outer) * Expr(inner_extent) + n.var(inner);
@@ -58,7 +66,7 @@ bool find_divided(const Nest& n, const Expr& e, int& var, int64_t& by) {
     if (find_divided(n, a.a, var, by) || find_divided(n, a.b, var, by)) return true;
     if (a.kind != AtomKind::FloorDiv && a.kind != AtomKind::Mod) continue;
     const int v = a.a.as_loop_var();
-    if (v < 0 || a.divisor >= n.extents[v] || n.extents[v] % a.divisor != 0) continue;
+    if (v < 0 || a.divisor >= n.extents[v] || n.extents[v] % a.divisor != 0 || is_scanned(n, v)) continue;
     var = v;
     by = a.divisor;
     return true;

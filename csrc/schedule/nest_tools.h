@@ -23,6 +23,8 @@ bool has_effect(const Inst& i);
 bool is_pointwise(const Nest& n);
 bool is_empty(const Nest& n);
 
+/// Whether a scan runs over variable `v`, its stage's last: two halves of that would be many scans.
+bool is_scanned(const Nest& n, int v);
 /// Replaces loop variables in every index expression of the live instructions.
 void substitute_vars(Nest& n, const std::function<bool(int var, Expr& out)>& f);
 /// Splits loop variable v into (outer, inner) with `inner_extent` dividing its extent; returns the two new variables.

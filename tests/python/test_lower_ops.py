@@ -291,3 +291,27 @@ def test_large_fills_stay_near_their_readers():
     run = _C._compile_graph_text(graph_text.record(f, x, w, index)[0])
     arena = int(re.search(r"arena (\d+) bytes", run.describe())[1])
     assert arena <= 2 * x.numel() * 4 + (1 << 20)
+
+
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod, torch.logcumsumexp])
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: x.t().flatten(),
+        lambda x: x[::2].flatten() * 2,
+        lambda x: x.repeat(2, 1),
+        lambda x: x.roll(1, 0).t().reshape(-1, 2),
+        lambda x: torch.cat([x, x.flip(0)]).t().reshape(-1),
+        lambda x: x.repeat_interleave(2, 0),
+        lambda x: torch.nn.functional.pad(x, (1, 1)).t().flatten(),
+    ],
+)
+def test_scans_run_over_the_whole_dim(scan, of):
+    """Of values whose index is divided: two loops over the dim would be many scans."""
+    x = torch.linspace(0.5, 1.5, 12).reshape(4, 3)
+    compiled = kiln.compile(lambda x: scan(of(x), 0))
+    torch.testing.assert_close(compiled(x), scan(of(x), 0))
+    left, right = x.clone().requires_grad_(), x.clone().requires_grad_()
+    scan(of(left), 0).sin().sum().backward()
+    compiled(right).sin().sum().backward()
+    torch.testing.assert_close(left.grad, right.grad)
