@@ -170,7 +170,8 @@ void Tracer::find_mutations() {
     for (size_t j : sharing[examples_[i].storage().unsafeGetStorageImpl()])
       if (!examples_[j].is_same(examples_[i]))
         throw Unsupported("inputs share memory and one of them is changed in place");
-    if (primals_[i].requires_grad() && !wrapper->are_all_mutations_under_no_grad_or_inference_mode())
+    // A write through a detached alias, or in no_grad, leaves the history as it was.
+    if (primals_[i].requires_grad() && torch::autograd::impl::gradient_edge(primals_[i]) != edges_[i])
       joint_.mutations.push_back({static_cast<int64_t>(i), add_forward(primals_[i], value)});
     else
       graph_->mutations().push_back({placeholder->out(), value});

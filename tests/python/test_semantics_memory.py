@@ -156,3 +156,28 @@ def test_a_written_result_keeps_its_layout(write, grad):
 
     check(f, X.t().clone(memory_format=torch.preserve_format).requires_grad_(grad))
     check(f, X.clone().t().detach().requires_grad_(grad))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a: a.detach().mul_(2),
+        lambda a: a.detach()[0].fill_(0.5),
+        lambda a: a.data.add_(1),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x * 1.5, lambda x: x[::2], lambda x: (x * 1.5).t()])
+def test_writes_that_autograd_does_not_see(write, make):
+    def f(a):
+        b = a.sum(0)
+        write(a)
+        return b, a * 3
+
+    def run(function):
+        leaf = X.clone().requires_grad_()
+        a = make(leaf)
+        out = function(a)
+        sum((t * 3).sum() for t in (*out, a)).backward()
+        return out, leaf.grad, a.detach().clone()
+
+    assert_same(run(f), run(kiln.compile(f)))
