@@ -10,6 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import graph_text
 import kiln
+from helpers import check
 from kiln import _C
 
 # Ops whose ATen calls have rules in csrc/decompose or csrc/lower, a few samples each.
@@ -315,3 +316,17 @@ def test_scans_run_over_the_whole_dim(scan, of):
     scan(of(left), 0).sin().sum().backward()
     compiled(right).sin().sum().backward()
     torch.testing.assert_close(left.grad, right.grad)
+
+
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+@pytest.mark.parametrize("shape", [(12, 1), (1, 5), (3, 1, 4)])
+def test_scans_over_dims_of_one_element(scan, shape):
+    x = torch.linspace(0.5, 1.5, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    dim = shape.index(1)
+
+    def f(x):
+        y = x.repeat_interleave(2, (dim + 1) % len(shape))
+        return x.softmax(0).mean(-1), y, scan(y, dim), scan(x, dim)
+
+    check(f, x)
+    check(f, x.clone().requires_grad_())
