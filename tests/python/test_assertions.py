@@ -126,6 +126,36 @@ def test_a_graph_that_writes_to_what_exists_breaks_at_them():
             assert_same(outcome(f, (x, expected), {}), outcome(kiln.compile(f), (x, actual), {}))
 
 
+@pytest.mark.parametrize("step", ["backward", "optimizer"])
+def test_a_training_step_with_one(step):
+    """Gradients and parameters of a step that fails stay as they are."""
+
+    def run(compiled):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def f(x):
+            loss = net(x).pow(2).sum()
+            assert torch.isfinite(loss)
+            loss.backward()
+            if step == "optimizer":
+                opt.step()
+            return loss.detach()
+
+        function = kiln.compile(f) if compiled else f
+        results = []
+        for x in (X, X + 1, X / 0, X):
+            try:
+                results.append(function(x))
+            except AssertionError:
+                results.append("failed")
+            results.append([p.grad.clone() for p in net.parameters()])
+        return results, list(net.parameters())
+
+    assert_same(run(False), run(True))
+
+
 def test_batch_norm_in_training_writes_its_statistics():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
 
