@@ -33,6 +33,8 @@ struct Output {
   /// Requires gradients and has no history: made inside the program by a factory with requires_grad=True, or a view
   /// that was made without gradients.
   bool leaf = false;
+  /// A view that is one of several results of its operator (unbind, split): autograd refuses writes to such.
+  bool one_of_several = false;
 };
 
 /// Input `input` holds forward output `forward` after the call, and autograd sees it: written by copy_ above autograd.

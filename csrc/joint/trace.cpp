@@ -223,6 +223,12 @@ bool Tracer::has_history(const at::Tensor& t, const Output& out) {
   throw Unsupported("a view has another history than what it is a view of (detach, no_grad)");
 }
 
+/// Whether `t` is one of several views that an operator returned.
+bool is_one_of_several(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
+  return meta && meta->has_bw_view() && meta->get_creation_meta() == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE;
+}
+
 void Tracer::classify(const std::vector<at::Tensor>& outputs) {
   // Outputs that share a storage with each other must do so again.
   std::unordered_map<Storage, std::vector<size_t>> groups;
@@ -290,6 +296,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
     }
     if (t.requires_grad() && out.kind != Output::Kind::Input && out.kind != Output::Kind::Same)
       out.leaf = !has_history(t, out);
+    out.one_of_several = is_one_of_several(t);
     joint_.outputs.push_back(std::move(out));
   }
 }

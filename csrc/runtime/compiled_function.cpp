@@ -33,7 +33,10 @@ at::Tensor view_of(const at::Tensor& base, const Output& out) {
   if (out.dtype != c10::ScalarType::Undefined) from = reinterpret(from, out.dtype);
   at::Tensor view = from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
   if (out.conjugate) view = at::_conj(view);
-  return out.negate ? at::_neg_view(view) : view;
+  if (out.negate) view = at::_neg_view(view);
+  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && out.one_of_several)
+    meta->set_creation_meta(torch::autograd::CreationMeta::MULTI_OUTPUT_NODE);
+  return view;
 }
 
 class Function : public CompiledFunction {

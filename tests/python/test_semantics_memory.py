@@ -181,3 +181,40 @@ def test_writes_that_autograd_does_not_see(write, make):
         return out, leaf.grad, a.detach().clone()
 
     assert_same(run(f), run(kiln.compile(f)))
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x: x.unbind(0),
+        lambda x: x.split(2),
+        lambda x: x.chunk(2, 1),
+        lambda x: list(x),
+        lambda x: x.tensor_split(2),  # allowed: each part is a slice by itself
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_writes_to_one_of_several_views(views, grad):
+    """Autograd refuses them, inside a compiled function and to what one returned."""
+
+    def f(x):
+        x = x * 2
+        parts = views(x)
+        parts[1].mul_(3)
+        return x, parts
+
+    def g(x):
+        x = x * 2
+        return x, views(x)
+
+    def attempt(call):
+        x = X.clone().requires_grad_(grad)
+        try:
+            out, parts = call(x)
+            parts[0].add_(1)
+        except RuntimeError as e:
+            return str(e).partition(" is a view and is being modified inplace")[1]
+        return out, parts, torch.autograd.grad(out.sum(), x) if grad else None
+
+    for function in (f, g):
+        assert_same(attempt(function), attempt(kiln.compile(function)))
