@@ -48,4 +48,16 @@ const OpInfo* find_op(graph::Op op);
 const OpInfo& get_op(graph::Op op);
 const OpInfo& get_op(std::string_view name);
 
+/// Calls f(graph::Value) for each tensor that the call's operator writes, by its schema.
+template <class F>
+void for_each_written(const graph::Node& n, F&& f) {
+  const OpInfo* op = n.kind == graph::NodeKind::Call ? find_op(n.op) : nullptr;
+  if (!op) return;
+  for (const int arg : op->written_args)
+    if (static_cast<size_t>(arg) < n.args.size())
+      graph::for_each_value(n.args[static_cast<size_t>(arg)], [&](const graph::Value& v) {
+        if (v) f(v);
+      });
+}
+
 }  // namespace kiln::aten

@@ -28,16 +28,15 @@ class Rematerializer {
 
   bool run() {
     bool changed = false;
-    const auto replace = [&](std::vector<Arg>& args, Node* before) {
-      for (Arg& a : args)
+    for (Node* n : order_) {
+      if (!n->backward) continue;
+      for (Arg& a : n->args)
         graph::for_each_value(a, [&](Value& v) {
-          const Value other = again(v, before);
+          const Value other = again(v, n);
           changed |= other != v;
           v = other;
         });
-    };
-    for (Node* n : order_)
-      if (n->backward) replace(n->args, n);
+    }
     g_.set_insert_point(nullptr);
     return changed;
   }

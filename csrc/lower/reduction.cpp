@@ -357,11 +357,6 @@ bool cumulative(Lowering& l, const Node& n) {
   const DType out = n.results[0].dtype, compute = compute_type(out);
   if (t.numel() == 0 || t.dim() == 0 || out == DType::Bool) return false;
   const Dims d = split_dims(t, {n.arg(1).to_int()}, false, true);
-  if (d.reduced.at(0) == 1) {  // schedules drop such a loop, and with it what the scan runs over
-    if (t.dtype != out) return false;
-    l.set(n, l.mapped(t, t.sizes, [](Index p) { return std::vector<Expr>(p.begin(), p.end()); }));
-    return true;
-  }
   const Tensor to = l.new_buffer(n);
   loops::NestBuilder b(l.buffers(), l.name_of(n), d.kept);
   const std::vector<Expr> inner = b.stage(d.reduced);

@@ -35,11 +35,13 @@ void replace_in_lists(Nest& n, int v, const std::vector<int>& by) {
 }
 }  // namespace
 
+bool scans(const Nest& n, const Stage& s) {
+  return std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) { return n.insts[id].op == Opcode::Scan; });
+}
+
 bool is_scanned(const Nest& n, int v) {
-  return std::any_of(n.stages.begin(), n.stages.end(), [&](const Stage& s) {
-    return !s.vars.empty() && s.vars.back() == v &&
-           std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) { return n.insts[id].op == Opcode::Scan; });
-  });
+  return std::any_of(n.stages.begin(), n.stages.end(),
+                     [&](const Stage& s) { return !s.vars.empty() && s.vars.back() == v && scans(n, s); });
 }
 
 std::pair<int, int> split_var(Nest& n, int v, int64_t inner_extent) {
@@ -157,12 +159,8 @@ void merge_vars(Nest& n) {
   std::vector<const Stage*> all;
   for (const Stage& s : n.stages) all.push_back(&s);
   merge_list(n, n.outer, all);
-  for (Stage& s : n.stages) {
-    // A scan runs over its last variable alone.
-    const bool scans =
-        std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) { return n.insts[id].op == Opcode::Scan; });
-    if (!scans) merge_list(n, s.vars, {&s});
-  }
+  for (Stage& s : n.stages)
+    if (!scans(n, s)) merge_list(n, s.vars, {&s});
 }
 
 void compact(Nest& n) {
@@ -189,7 +187,7 @@ void compact(Nest& n) {
   const auto keep_vars = [&](const std::vector<int>& list) {
     std::vector<int> kept;
     for (int v : list) {
-      if (n.extents[v] == 1) continue;
+      if (n.extents[v] == 1 && !is_scanned(n, v)) continue;
       var_of[v] = out.add_var(n.extents[v]);
       kept.push_back(var_of[v]);
     }
@@ -403,10 +401,8 @@ void order_loops(Nest& n) {
   }
   if (outer_free) order(n.outer, all);
   for (Stage& s : n.stages) {
-    bool free = true;  // scans and adding stores are bound to their order
-    for (ValueId id : s.body)
-      free &= n.insts[id].op != Opcode::Scan &&
-              !(n.insts[id].op == Opcode::Store && n.insts[id].mode == loops::StoreMode::Add);
+    bool free = !scans(n, s);  // scans and adding stores are bound to their order
+    for (ValueId id : s.body) free &= !(n.insts[id].op == Opcode::Store && n.insts[id].mode == loops::StoreMode::Add);
     if (free) order(s.vars, {&s});
   }
 }

@@ -23,7 +23,9 @@ bool has_effect(const Inst& i);
 bool is_pointwise(const Nest& n);
 bool is_empty(const Nest& n);
 
-/// Whether a scan runs over variable `v`, its stage's last: two halves of that would be many scans.
+/// Whether a scan runs over the stage's last variable.
+bool scans(const Nest& n, const Stage& s);
+/// Whether a scan runs over variable `v`: two halves of that would be many scans, and without it there is none.
 bool is_scanned(const Nest& n, int v);
 /// Replaces loop variables in every index expression of the live instructions.
 void substitute_vars(Nest& n, const std::function<bool(int var, Expr& out)>& f);
@@ -33,7 +35,8 @@ std::pair<int, int> split_var(Nest& n, int v, int64_t inner_extent);
 void split_divided_vars(Nest& n);
 /// Merges neighbouring loop variables whose every use allows it.
 void merge_vars(Nest& n);
-/// Drops dead instructions, unused variables and those of extent one, empty stages; renumbers everything.
+/// Drops dead instructions, unused variables and those of extent one (not a scan's), empty stages; renumbers
+/// everything.
 void compact(Nest& n);
 /// Common subexpressions, loads of what was just stored, in each stage and from outer stages into later ones.
 /// `forward(buffer)`: a stored value may stand for a later load from that buffer.

@@ -1,5 +1,8 @@
 """torch.utils.checkpoint inside compiled functions."""
 
+import warnings
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -186,6 +189,39 @@ def test_new_random_numbers_for_the_backward():
         return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
 
     check(f, X.clone().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_reentrant": False, "debug": True},
+        {"use_reentrant": False, "context_fn": lambda: (nullcontext(), nullcontext())},
+        {},
+    ],
+    ids=["debug", "context_fn", "warning"],
+)
+def test_what_eager_does_in_another_way(options):
+    """It stays eager's: its messages, contexts, errors and warnings."""
+
+    def inner(x, scale=1.0):
+        return x.exp() * scale
+
+    def f(x):
+        return checkpoint(inner, x.sin(), **options).cos()
+
+    x = X.clone().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a missing use_reentrant
+        assert breaks(f, x) > 0
+        check(f, x)
+
+
+def test_a_reentrant_one_takes_no_keywords():
+    def f(x):
+        return checkpoint(lambda x, scale: x * scale, x.sin(), scale=2.0, use_reentrant=True)
+
+    with pytest.raises(ValueError, match="Unexpected keyword arguments: scale"):
+        kiln.compile(f)(X.clone().requires_grad_())
 
 
 def test_without_gradients():

@@ -46,6 +46,12 @@ struct CaptureResult {
   graph::Value failed;
 };
 
+/// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of batch
+/// norms' statistics.
+bool writes_to(const graph::Node& n, const std::function<bool(const graph::Node*)>& counts);
+/// Whether the call changes nothing that existed before its graph, random generators aside.
+bool changes_nothing(const graph::Node& n);
+
 /// Options of one kiln.compile call that capture needs.
 struct CaptureOptions {
   bool fullgraph = false;

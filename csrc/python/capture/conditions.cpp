@@ -74,66 +74,59 @@ bool is_outside(const Node* base) { return base->kind == NodeKind::Placeholder |
 
 }  // namespace
 
-bool Machine::writes_to(const Node& n, const std::function<bool(const Node*)>& counts) {
-  const aten::OpInfo* op = n.kind == NodeKind::Call ? aten::find_op(n.op) : nullptr;
-  if (!op) return false;
+bool writes_to(const Node& n, const std::function<bool(const Node*)>& counts) {
   const std::string& name = n.op.name();
   if (name.find("batch_norm") != std::string::npos || name.find("instance_norm") != std::string::npos)
     return name != "aten::batch_norm" || n.arg(5).to_bool();
-  bool outside = false;
-  for (int arg : op->written_args)
-    if (static_cast<size_t>(arg) < n.args.size())
-      graph::for_each_value(n.arg(static_cast<size_t>(arg)), [&](Value v) {
-        const Node* base = v ? base_of(v) : nullptr;
-        outside |= base && counts(base);
-      });
-  return outside;
+  bool found = false;
+  aten::for_each_written(n, [&](Value v) { found |= counts(base_of(v)); });
+  return found;
 }
 
-bool Machine::writes_nothing() {
+bool changes_nothing(const Node& n) {
+  // A custom operator may do what its schema does not tell, and a backward() writes gradients.
+  const std::string& name = n.op.name();
+  const bool known = n.kind == NodeKind::Placeholder || n.op == constant_op() || name.starts_with("aten::") ||
+                     name.starts_with("kiln::custom_function");
+  return known && !writes_to(n, is_outside);
+}
+
+void Machine::index_nodes() {
   const auto& nodes = trace.graph().nodes();
-  return std::all_of(nodes.begin(), nodes.end(), [](const auto& n) {
-    // A custom operator may do what its schema does not tell, and a backward() writes gradients.
-    const std::string& name = n->op.name();
-    const bool known = n->kind == NodeKind::Placeholder || n->op == constant_op() || name.starts_with("aten::") ||
-                       name.starts_with("kiln::custom_function");
-    return known && !writes_to(*n, is_outside);
-  });
+  KILN_CHECK(node_order_.size() <= nodes.size(), "nodes of a trace are gone");
+  for (auto it = std::next(nodes.begin(), static_cast<long>(node_order_.size())); it != nodes.end(); ++it) {
+    Node* n = it->get();
+    if (!node_order_.emplace(n, node_order_.size()).second) continue;  // inputs stand before all calls
+    changes_ |= !capture::changes_nothing(*n);
+    aten::for_each_written(*n, [&](Value v) { writers_[base_of(v)].push_back(n); });
+  }
+}
+
+bool Machine::changes_nothing() {
+  index_nodes();
+  return !changes_;
 }
 
 bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
   if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
   const Value value = trace.find(condition);
-  if (!value || !writes_nothing()) return false;
+  if (!value || !changes_nothing()) return false;
   assertions_.emplace_back(value, !wanted);
   return true;
 }
 
 bool Machine::finish_assertions() {
   if (assertions_.empty()) return true;
-  if (!writes_nothing()) return false;
+  if (!changes_nothing()) return false;
   // They are asked at the end, with the values that they had.
-  std::unordered_set<const Node*> asked;
-  for (const auto& [value, fails] : assertions_) asked.insert(base_of(value));
-  for (const auto& n : trace.graph().nodes())
-    if (writes_to(*n, [&](const Node* base) { return asked.contains(base); })) return false;
+  for (const auto& [value, fails] : assertions_)
+    if (writers_.contains(base_of(value))) return false;
   result.failed = either_of(trace.graph(), assertions_);
   return true;
 }
 
 bool Machine::trace_back(Value value, NodeSet* found) {
-  const auto& nodes = trace.graph().nodes();
-  KILN_CHECK(node_order_.size() <= nodes.size(), "nodes of a trace are gone");
-  for (auto it = std::next(nodes.begin(), static_cast<long>(node_order_.size())); it != nodes.end(); ++it) {
-    if (!node_order_.emplace(it->get(), node_order_.size()).second) continue;  // inputs stand before all calls
-    const aten::OpInfo* op = (*it)->kind == NodeKind::Call ? aten::find_op((*it)->op) : nullptr;
-    if (!op) continue;
-    for (int arg : op->written_args)
-      if (static_cast<size_t>(arg) < (*it)->args.size())
-        graph::for_each_value((*it)->arg(static_cast<size_t>(arg)), [&](Value v) {
-          if (v) writers_[base_of(v)].push_back(it->get());
-        });
-  }
+  index_nodes();
   std::vector<Node*> todo;
   const auto visit = [&](Node* n) {
     if (found->insert(n).second) todo.push_back(n);

@@ -279,11 +279,10 @@ class Machine {
   /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted` when the graph has
   /// run. False if that is not possible: a graph that writes to what exists cannot be undone.
   bool assert_that(const at::Tensor& condition, bool wanted);
-  /// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of
-  /// batch norms' statistics.
-  static bool writes_to(const graph::Node& n, const std::function<bool(const graph::Node*)>& counts);
-  /// Whether what is recorded so far writes to no memory that existed before.
-  bool writes_nothing();
+  /// Whether what is recorded so far changes nothing that existed before, random generators aside.
+  bool changes_nothing();
+  /// Looks at the nodes that were recorded since the last time: node_order_, writers_, changes_.
+  void index_nodes();
   /// Adds what becomes of the assertions to the graph. False if they cannot stay in it.
   bool finish_assertions();
 
@@ -483,6 +482,7 @@ class Machine {
   std::vector<std::pair<graph::Value, bool>> assertions_;      // 0-dim bools, each with the truth that fails
   std::unordered_map<const graph::Node*, size_t> node_order_;  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
+  bool changes_ = false;  // whether one of them changes what existed before
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {
     size_t operator()(const Pair& p) const noexcept {

@@ -31,9 +31,11 @@ struct Entry {
   Condition eager_condition, other_branch;
   /// The graph's last output is CaptureResult::failed.
   bool has_assertions = false;
-  /// Running the graph leaves no trace but its outputs: if it raises, the frame can be run again in eager, which raises
-  /// at the right place with the right effects before it.
-  bool repeatable = false;
+  /// What running the graph does beyond its outputs. If it changes nothing, the frame can be run again in eager, which
+  /// raises at the right place with the right effects before it; what it draws from the generator is put back first.
+  struct Effects {
+    bool changes = true, draws = true;
+  } effects;
   std::unique_ptr<LeaveProgram> leave;
 
   // Exit: if null, the result is leave's only one. Otherwise leave's results are the tuple that `continuation` takes

@@ -114,19 +114,15 @@ void drop_unused_outputs(CaptureResult& result, LeaveProgram& leave) {
   leave.renumber_outputs(map);
 }
 
-/// No op of the graph writes into an input, draws random numbers or runs autograd.
-bool leaves_no_trace(const graph::Graph& g) {
+/// What running the graph changes.
+Entry::Effects effects_of(const graph::Graph& g) {
+  Entry::Effects effects{.changes = false, .draws = false};
   for (const auto& n : g.nodes()) {
-    if (n->kind != graph::NodeKind::Call) continue;
-    const std::string& name = n->op.name();
-    if (!name.starts_with("aten::")) return false;
-    const std::string base = name.substr(0, name.find('.'));
-    if (base.back() == '_' && !base.ends_with("__")) return false;
-    if (name.ends_with(".out") || name.ends_with("_out")) return false;
-    for (const char* random : {"rand", "dropout", "bernoulli", "normal", "multinomial", "batch_norm"})
-      if (base.find(random) != std::string::npos) return false;
+    const aten::OpInfo* op = n->kind == graph::NodeKind::Call ? aten::find_op(n->op) : nullptr;
+    effects.changes |= !capture::changes_nothing(*n);
+    effects.draws |= op && op->random;
   }
-  return true;
+  return effects;
 }
 
 /// Which inputs the graph's ops write to, directly or through views.
@@ -135,17 +131,11 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
   for (size_t i = 0; i < g.inputs().size(); ++i) place[g.inputs()[i]] = i;
   std::vector<bool> written(g.inputs().size(), false);
   bool any = false;
-  for (const auto& n : g.nodes()) {
-    const aten::OpInfo* op = n->kind == graph::NodeKind::Call ? aten::find_op(n->op) : nullptr;
-    if (!op) continue;
-    for (int arg : op->written_args)
-      if (static_cast<size_t>(arg) < n->args.size())
-        graph::for_each_value(n->arg(static_cast<size_t>(arg)), [&](graph::Value v) {
-          if (!v) return;
-          const auto it = place.find(graph::storage_root(v).node);
-          if (it != place.end()) written[it->second] = any = true;
-        });
-  }
+  for (const auto& n : g.nodes())
+    aten::for_each_written(*n, [&](graph::Value v) {
+      const auto it = place.find(graph::storage_root(v).node);
+      if (it != place.end()) written[it->second] = any = true;
+    });
   return any ? written : std::vector<bool>();
 }
 
@@ -288,7 +278,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   entry->leave = std::move(leave);
   entry->continuation = continuation.code;
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
-  if (result.traced) entry->repeatable = leaves_no_trace(*result.traced);
+  if (result.traced) entry->effects = effects_of(*result.traced);
   entry->has_assertions = static_cast<bool>(result.failed);
   compile_graph(result, config, *entry);
   check_signals();

@@ -139,20 +139,21 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
     std::optional<GeneratorState> generator;
-    if (entry.has_assertions) generator.emplace();
+    if (entry.has_assertions && entry.effects.draws) generator.emplace();
+    const bool repeatable = !entry.effects.changes && (generator || !entry.effects.draws);
     try {
       pybind11::gil_scoped_release no_gil;
       out.tensors = entry.graph->call(std::move(inputs));
     } catch (const std::exception& e) {
-      if (!entry.repeatable && !generator) throw;
+      if (!repeatable) throw;
       log_artifact(Topic::fallback, "a graph raised and is run again in eager", e.what());
       if (generator) generator->restore();
       throw RunAgain{};
     }
-    if (generator) {
+    if (entry.has_assertions) {
       if (out.tensors.back().item<bool>()) {
         log_artifact(Topic::fallback, "an assertion failed and the call is run again in eager", "");
-        generator->restore();
+        if (generator) generator->restore();
         throw RunAgain{};
       }
       out.tensors.pop_back();
