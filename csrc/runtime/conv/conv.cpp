@@ -268,9 +268,9 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
     float* out = product + split * product_size;
     // Both operands of a block are copied to where they stay in the second-level cache; dy's copy serves all tiles.
     thread_local std::vector<float> storage;
-    storage.resize(gemm::kMaxDepth * (48 + gemm::kMaxTileRows * cut.tiles_each) + 16);
+    storage.resize(gemm::kMaxDepth * (gemm::kMaxTileColumns + gemm::kMaxTileRows * cut.tiles_each) + 16);
     float* const b_copy = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) & ~uintptr_t{63});
-    float* const a_copy = b_copy + gemm::kMaxDepth * 48;
+    float* const a_copy = b_copy + gemm::kMaxDepth * gemm::kMaxTileColumns;
     std::vector<std::vector<Run>> runs(tile1 - tile0);
     std::vector<int64_t> starts, lengths;
     std::vector<const float*> rows;

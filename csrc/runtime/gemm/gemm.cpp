@@ -29,12 +29,17 @@ void zero_product(int64_t m, int64_t n, float* c, int64_t ldc, const Epilogue& e
 /// Packs rows [i0, i1) of A into tiles of mr rows, k-major.
 void pack_rows(Matrix a, int64_t i0, int64_t i1, int64_t k, float* to) {
   const int64_t mr = tile().mr;
-  for (int64_t i = i0; i < i1; i += mr, to += mr * k)
-    pack_panel(a.data + i * a.row, a.row, a.col, std::min(mr, i1 - i), k, mr, to);
+  // Of a transposed A a few lines at a time, for all tiles: a tile's part of a line is less than a cache line.
+  const int64_t steps = a.row == 1 ? 32 : k;
+  for (int64_t p = 0; p < k; p += steps)
+    for (int64_t i = i0; i < i1; i += mr)
+      pack_panel(a.data + i * a.row + p * a.col, a.row, a.col, std::min(mr, i1 - i), std::min(steps, k - p), mr,
+                 to + (i - i0) * k + p * mr);
 }
 void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& parallel) {
-  const int64_t mr = tile().mr;
-  parallel(ceil_div(m, mr), [&](int64_t t) { pack_rows(a, t * mr, std::min(m, (t + 1) * mr), k, to + t * mr * k); });
+  const int64_t rows = 16 * tile().mr;
+  parallel(ceil_div(m, rows),
+           [&](int64_t t) { pack_rows(a, t * rows, std::min(m, (t + 1) * rows), k, to + t * rows * k); });
 }
 
 /// Rows of A of one task: a multiple of mr whose block of A fits beside a panel of B in the second-level cache.
@@ -192,8 +197,8 @@ Depths::Depths(int64_t taps, int64_t length) : k(taps * length) {
 int64_t PackedB::panels() const { return ceil_div(n, tile().nr); }
 int64_t PackedB::first_column(int64_t panel) const {
   if (tile().nr == 16) return panel * 16;
-  const int64_t wide = std::max<int64_t>(0, ceil_div(n, 16) - 2 * panels());
-  return 16 * (2 * panel + std::min(panel, wide));
+  const int64_t narrow = tile().nr / 16 - 1, wide = std::max<int64_t>(0, ceil_div(n, 16) - narrow * panels());
+  return 16 * (narrow * panel + std::min(panel, wide));
 }
 int64_t PackedB::width(int64_t panel) const {
   return std::min(first_column(panel + 1), round_up(n, 16)) - first_column(panel);
@@ -355,6 +360,8 @@ void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int6
         return copy_lines<16>(src, step, k, width, dst);
       case 32:
         return copy_lines<32>(src, step, k, width, dst);
+      case 64:
+        return copy_lines<64>(src, step, k, width, dst);
       case 48:
         return copy_lines<48>(src, step, k, width, dst);
       default:

@@ -8,7 +8,7 @@ namespace kiln::runtime::gemm {
 struct Tile {
   int64_t mr, nr;
 };
-constexpr int64_t kMaxTileRows = 8, kMaxTileColumns = 48;
+constexpr int64_t kMaxTileRows = 6, kMaxTileColumns = 64;
 Tile tile();
 bool has_avx512();
 
