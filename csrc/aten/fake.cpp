@@ -373,7 +373,8 @@ at::Tensor make_plain_fake(const at::Tensor& real) {
 
 void copy_autograd(const at::Tensor& real, const at::Tensor& fake) {
   if (!real.requires_grad()) return;
-  if (real.is_leaf())
+  // Of a view whose base was written it is grad_fn() that knows, or refuses.
+  if (!real.grad_fn())
     fake.set_requires_grad(true);
   else {
     auto node = c10::make_intrusive<FakeInput>();

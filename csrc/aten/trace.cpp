@@ -7,6 +7,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/overlap.h"
 #include "aten/pch.h"
 #include "aten/probe.h"
 #include "base/error.h"
@@ -58,21 +59,6 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
     if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType) return true;
   }
   return schema.returns().empty();
-}
-
-/// Whether two elements may share an address. What eager does then (an error, or some order) depends on the kernel.
-bool overlaps_itself(const at::Tensor& t) {
-  if (t.layout() != at::kStrided || t.numel() == 0 || t.is_non_overlapping_and_dense()) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
-  for (int64_t d = 0; d < t.dim(); ++d)
-    if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
-  std::sort(dims.begin(), dims.end());
-  int64_t reach = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reach) return true;
-    reach += stride * (size - 1);
-  }
-  return false;
 }
 
 /// Why an operator stays outside of graphs, whatever it is called with; empty if nothing speaks against it.
@@ -146,13 +132,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     fail(*trace, "operator-needs-data", why);
   if (has_sparse_gradient(op, c10::ArrayRef<c10::IValue>(*stack).slice(first)))
     fail(*trace, "unsupported-operator", op.operator_name().name + " with a sparse gradient");
-  for (size_t i = 0; i < num_args; ++i) {
-    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
-    const c10::IValue& v = (*stack)[first + i];
-    if (alias && alias->isWrite() && v.isTensor() && v.toTensor().defined() && overlaps_itself(v.toTensor()))
-      fail(*trace, "unsupported-operator", op.operator_name().name + " writes to memory that overlaps itself");
-  }
   const OpInfo& info = op_info(op);
+  if (const std::string why = order_matters(info, c10::ArrayRef<c10::IValue>(*stack).slice(first)); !why.empty())
+    fail(*trace, "unsupported-operator", why);
   const auto refuse = [&](c10::ArrayRef<c10::IValue> call) {
     std::string why;
     {
@@ -161,12 +143,10 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     }
     if (!why.empty()) fail(*trace, "unsupported-operator", why);
   };
-  // What is written cannot be taken back, what is returned may be large.
   torch::jit::Stack call;
-  if (recorded && info.kind == OpKind::InPlace)
-    refuse(c10::ArrayRef<c10::IValue>(*stack).slice(first));
-  else if (recorded && info.kind == OpKind::Functional)
-    call.assign(stack->begin() + static_cast<int64_t>(first), stack->end());
+  if (recorded) call.assign(stack->begin() + static_cast<int64_t>(first), stack->end());
+  // What is written cannot be taken back, what is returned may be large.
+  if (info.kind == OpKind::InPlace) refuse(call);
   const bool grad_enabled = at::GradMode::is_enabled();
   {
     InsideOperator inside;
@@ -177,6 +157,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
       fail(*trace, "operator-needs-data", e.what());
     } catch (const Unsupported& e) {
       fail(*trace, "unsupported-operator", op.operator_name().name + ": " + e.what());
+    } catch (const c10::Error& e) {
+      // The program may catch it and read it, and Meta kernels have other words than eager's. Views have one kernel.
+      const bool is_view = info.kind == OpKind::View || info.kind == OpKind::InPlaceView;
+      if (recorded && !is_view && !refused_by_eager(info, call).ends_with(e.what_without_backtrace()))
+        fail(*trace, "exception", op.operator_name().name + " raises " + e.what_without_backtrace());
+      throw;
     }
   }
   if (!recorded) return;
@@ -184,12 +170,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   bool list = false;
   const size_t num_results = schema.returns().size();
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
-  if (!call.empty()) {
+  if (info.kind == OpKind::Functional) {
     int64_t elements = 0;
     for (const at::Tensor& t : tensors) elements += t.defined() ? t.numel() : 0;
     if (elements <= kMaxProbedResult) refuse(call);
-    call.clear();
   }
+  call.clear();
   std::string name = op.operator_name().name;
   if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
   // PyTorch's bindings of factories copy what they made if anyone else holds it, and the copy would be unknown.

@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <boost/dynamic_bitset.hpp>
 #include <functional>
@@ -33,8 +34,9 @@ struct Output {
   /// Requires gradients and has no history: made inside the program by a factory with requires_grad=True, or a view
   /// that was made without gradients.
   bool leaf = false;
-  /// A view that is one of several results of its operator (unbind, split): autograd refuses writes to such.
-  bool one_of_several = false;
+  /// How a view was made: autograd refuses writes to one of several results of an operator (unbind, split), and with
+  /// gradients to what was made without.
+  torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;
 };
 
 /// Input `input` holds forward output `forward` after the call, and autograd sees it: written by copy_ above autograd.
@@ -59,8 +61,8 @@ struct Joint {
   std::vector<bool> forward_requires_grad;
   /// By forward output that requires grad: the graph behind it was freed by a backward() inside the program.
   std::vector<bool> forward_freed;
-  /// By primal: the backward may read it where it lies. It is a leaf that is trained, or autograd itself keeps it, and
-  /// says so if it is written to before the backward. What eager makes of other inputs does not change with them.
+  /// By primal: the backward may read it where it lies. Autograd itself keeps it, and says so if it is written to
+  /// before the backward. What eager makes of other inputs does not change with them.
   std::vector<bool> primal_kept;
   std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
   std::vector<int64_t> grad_of;     // by gradient output: its primal

@@ -180,7 +180,14 @@ void Tracer::find_mutations() {
 
 /// Whether a result that shares memory with no other result can be returned as memory of its own: as a view with gaps
 /// or repeats of what eager keeps whole, it would have other strides.
+torch::autograd::CreationMeta creation_of(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
+  return meta && meta->has_bw_view() ? meta->get_creation_meta() : torch::autograd::CreationMeta::DEFAULT;
+}
+
 bool Tracer::fills_its_base(const at::Tensor& t) {
+  // Autograd has to know that it is a view.
+  if (t.requires_grad() && creation_of(t) == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE) return false;
   if (fn::from_functional_tensor(t).is_non_overlapping_and_dense()) return true;
   const at::Tensor base = t.requires_grad() ? base_of_views(t) : storage_base(t);
   if (base.is_same(t)) return true;
@@ -221,12 +228,6 @@ bool Tracer::has_history(const at::Tensor& t, const Output& out) {
     if (std::find(nodes.begin(), nodes.end(), wanted.function.get()) != nodes.end()) return true;
   }
   throw Unsupported("a view has another history than what it is a view of (detach, no_grad)");
-}
-
-/// Whether `t` is one of several views that an operator returned.
-bool is_one_of_several(const at::Tensor& t) {
-  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
-  return meta && meta->has_bw_view() && meta->get_creation_meta() == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE;
 }
 
 void Tracer::classify(const std::vector<at::Tensor>& outputs) {
@@ -296,7 +297,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
     }
     if (t.requires_grad() && out.kind != Output::Kind::Input && out.kind != Output::Kind::Same)
       out.leaf = !has_history(t, out);
-    out.one_of_several = is_one_of_several(t);
+    out.creation = creation_of(t);
     joint_.outputs.push_back(std::move(out));
   }
 }
@@ -464,9 +465,7 @@ void Tracer::find_kept() {
         graph::for_each_value(a, [&](Value v) {
           if (v) read.insert(graph::storage_root(v).node);
         });
-  for (size_t i = 0; i < primals_.size(); ++i)
-    joint_.primal_kept.push_back((examples_[i].requires_grad() && examples_[i].is_leaf()) ||
-                                 read.count(graph_->inputs()[i]) != 0);
+  for (size_t i = 0; i < primals_.size(); ++i) joint_.primal_kept.push_back(read.count(graph_->inputs()[i]) != 0);
 }
 
 Joint Tracer::run(const Program& program) {

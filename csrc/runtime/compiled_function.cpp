@@ -28,14 +28,15 @@ at::Tensor reinterpret(const at::Tensor& t, c10::ScalarType dtype) {
 }
 
 at::Tensor view_of(const at::Tensor& base, const Output& out) {
-  const at::AutoGradMode mode(at::GradMode::is_enabled() && !out.leaf);
+  // As it was where the program made the view, whatever the mode is where the graph begins.
+  const at::AutoGradMode mode(!out.leaf);
   at::Tensor from = base.requires_grad() && !out.requires_grad ? base.detach() : base;
   if (out.dtype != c10::ScalarType::Undefined) from = reinterpret(from, out.dtype);
   at::Tensor view = from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
   if (out.conjugate) view = at::_conj(view);
   if (out.negate) view = at::_neg_view(view);
-  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && out.one_of_several)
-    meta->set_creation_meta(torch::autograd::CreationMeta::MULTI_OUTPUT_NODE);
+  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view())
+    meta->set_creation_meta(out.creation);
   return view;
 }
 
@@ -70,7 +71,7 @@ class Function : public CompiledFunction {
     for (const joint::VisibleMutation& m : p.mutations) {
       at::Tensor& input = kept[static_cast<size_t>(m.input)];
       // Eager allows a write to such a leaf only where autograd does not see it (through .data, in no_grad).
-      const at::AutoGradMode visible(at::GradMode::is_enabled() && !(input.is_leaf() && input.requires_grad()));
+      const at::AutoGradMode visible(!(input.is_leaf() && input.requires_grad()));
       input.copy_(results[static_cast<size_t>(m.forward)]);
     }
     if (plain_) {

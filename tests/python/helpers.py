@@ -13,6 +13,8 @@ def outcome(function, args, kwargs, seed=0):
     torch.manual_seed(seed)
     try:
         result = ("returned", function(*args, **kwargs))
+        for t in tensors((result, args)):
+            _ = t.is_leaf  # of a view whose base was written, autograd finds out now whether it may have been
     except Exception as error:
         result = ("raised", type(error), str(error))
     return result, args, kwargs, torch.get_rng_state()
@@ -47,30 +49,58 @@ def clone(tree, memo=None):
     return new
 
 
-def check(function, *args, calls=2, grad=True, rtol=None, atol=None, seed=0, compare_rng=True, **options):
+def check(function, *args, calls=2, rtol=None, atol=None, seed=0, grad=True, compare_rng=True, **options):
     """Asserts that compiled equals eager for `calls` calls in a row: results, exceptions, what happened to the arguments,
     random numbers, and gradients of the inputs (of the results' float sum). Arguments are copied for each side.
     options go to kiln.compile. Returns the last compiled result.
     """
-    eager_args, kiln_args = clone(args), clone(args)
     compiled = kiln.compile(function, **options)
     last = None
     for call in range(calls):
-        ea, ka = clone(eager_args), clone(kiln_args)
-        expected = outcome(function, ea, {}, seed + call)
-        actual = outcome(compiled, ka, {}, seed + call)
-        assert expected[0][0] == actual[0][0], f"call {call}: eager {brief(expected[0])}, compiled {brief(actual[0])}"
-        found = difference(expected[0], actual[0], rtol, atol, f"call {call}: result")
-        assert found is None, found
-        found = difference(expected[1], actual[1], rtol, atol, f"call {call}: arguments afterwards")
-        assert found is None, found
-        if compare_rng:
-            assert torch.equal(expected[3], actual[3]), f"call {call}: the random generator is in another state"
-        assert aliasing(expected[0][1:], ea) == aliasing(actual[0][1:], ka), f"call {call}: aliasing differs"
-        if grad:
-            compare_gradients(expected[0], ea, actual[0], ka, rtol, atol, call)
-        last = actual[0][-1]
+        result = compare_call(function, compiled, args, f"call {call}", rtol, atol, seed + call, grad, compare_rng)
+        last = result[-1]
     return last
+
+
+def check_calls(function, calls, rtol=None, atol=None):
+    """As check, with other arguments for each call. What overflows is not compared: it depends on the order of sums. Nor
+    are the words of autograd's errors about views, which name its nodes."""
+    compiled = kiln.compile(function)
+    for number, args in enumerate(calls):
+        compare_call(function, compiled, args, f"call {number}", rtol, atol, loose=True)
+
+
+def compare_call(
+    function,
+    compiled,
+    args,
+    name,
+    rtol=None,
+    atol=None,
+    seed=0,
+    grad=True,
+    compare_rng=True,
+    loose=False,
+):
+    """Asserts that one call of `compiled` is as one of `function`; returns its outcome's first part."""
+    eager_args, kiln_args = clone(args), clone(args)
+    expected = outcome(function, eager_args, {}, seed)
+    actual = outcome(compiled, kiln_args, {}, seed)
+    assert expected[0][0] == actual[0][0], f"{name}: eager {brief(expected[0])}, compiled {brief(actual[0])}"
+    if loose and not all(bool(torch.isfinite(t).all()) for t in tensors((expected[0], eager_args))):
+        return actual[0]
+    about_views = expected[0][0] == "raised" and "modified inplace" in expected[0][2]
+    told = slice(0, 2) if loose and about_views else slice(None)
+    found = difference(expected[0][told], actual[0][told], rtol, atol, f"{name}: result")
+    assert found is None, found
+    found = difference(expected[1], actual[1], rtol, atol, f"{name}: arguments afterwards")
+    assert found is None, found
+    if compare_rng:
+        assert torch.equal(expected[3], actual[3]), f"{name}: the random generator is in another state"
+    assert aliasing(expected[0][1:], eager_args) == aliasing(actual[0][1:], kiln_args), f"{name}: aliasing differs"
+    if grad:
+        compare_gradients(expected[0], eager_args, actual[0], kiln_args, rtol, atol, name, loose)
+    return actual[0]
 
 
 def brief(outcome):
@@ -100,22 +130,32 @@ def aliasing(results, args):
     return shape
 
 
-def compare_gradients(expected, expected_args, actual, actual_args, rtol, atol, call):
+def compare_gradients(expected, expected_args, actual, actual_args, rtol, atol, name, loose=False):
     roots = [[t for t in tensors(r[1:]) if t.requires_grad and t.grad_fn is not None] for r in (expected, actual)]
-    assert len(roots[0]) == len(roots[1]), f"call {call}: other outputs require gradients"
-    for found, args in zip(roots, (expected_args, actual_args)):
-        if found:
-            torch.manual_seed(0)
-            total = sum(
-                (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum()
-                for t in found
-            )
-            total.backward()
+    assert len(roots[0]) == len(roots[1]), f"{name}: other outputs require gradients"
+    refused = [refuses_backward(found) for found in roots]
+    if loose and refused[0]:  # a compiled backward may keep less than eager's, of what has changed since
+        return
+    assert refused[0] == refused[1], f"{name}: backward() raises {refused[0]} in eager, compiled {refused[1]}"
     for index, (e, a) in enumerate(zip(tensors(expected_args), tensors(actual_args))):
         if not e.is_leaf:
             continue
-        found = difference(e.grad, a.grad, rtol, atol, f"call {call}: gradient of tensor {index} of the arguments")
+        found = difference(e.grad, a.grad, rtol, atol, f"{name}: gradient of tensor {index} of the arguments")
         assert found is None, found
+
+
+def refuses_backward(roots):
+    """Runs backward() of the weighted sum of tensors. Whether that raises: what was saved has changed, say."""
+    if not roots:
+        return False
+    torch.manual_seed(0)
+    try:
+        sum(
+            (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum() for t in roots
+        ).backward()
+    except RuntimeError:
+        return True
+    return False
 
 
 def graphs(function, *args, **options):

@@ -128,3 +128,25 @@ def test_trying_a_call_out_leaves_no_trace():
     state = torch.get_rng_state()
     kiln.compile(lambda x: F.layer_norm(x, (2,)) @ x)(R(2, 2))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.tril(x[0]),
+        lambda x: x.view(7),
+        lambda x: x @ x[:2],
+        lambda x: torch.cat([x, x[0]]),
+        lambda x: torch.nn.functional.conv1d(x, x),
+    ],
+)
+def test_a_program_that_reads_an_error_gets_eagers_words(call):
+    def f(x):
+        x = x * 2
+        try:
+            call(x)
+        except RuntimeError as e:
+            return x + 1, str(e)
+        return x
+
+    check(f, torch.ones(3, 3))

@@ -218,3 +218,109 @@ def test_writes_to_one_of_several_views(views, grad):
 
     for function in (f, g):
         assert_same(attempt(function), attempt(kiln.compile(function)))
+
+
+def test_views_and_writes_behind_a_region_without_gradients():
+    """The graph behind a break inside no_grad begins without gradients, and ends with them."""
+
+    def views(a, b):
+        with torch.no_grad():
+            kiln.graph_break()
+            early = a.t()
+        a = a * 2
+        return a, a.t(), a[0], early, b
+
+    def write(a, b):
+        with torch.no_grad():
+            kiln.graph_break()
+            a + 1
+        b.mul_(a)
+        return (b,)
+
+    def without(a, b):
+        with torch.no_grad():
+            b = b + 1
+            with torch.enable_grad():
+                kiln.graph_break()
+                a = a * 2
+                part = a[0]
+            return a, part, a[0], (a * 3)[0]
+
+    for f in (views, write, without):
+        outcomes = []
+        for function in (f, kiln.compile(f)):
+            a = X.clone().requires_grad_()
+            results = function(a, X * a.detach().requires_grad_())
+            assert torch.is_grad_enabled()
+            sum(r.sum() for r in results if r.requires_grad and not r.is_leaf).backward()
+            outcomes.append([results, a.grad])
+        assert_same(*outcomes)
+
+
+def test_views_made_without_gradients_refuse_writes_with_them():
+    def f(x, w):
+        x = x * 1
+        with torch.no_grad():
+            view = x.view(-1)
+        view.mul_(w)
+        return x
+
+    for function in (f, kiln.compile(f)):
+        with pytest.raises(RuntimeError, match="created in no_grad mode and is being modified inplace"):
+            function(X.clone(), torch.ones((), requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x[:, 1:].add_(x[:, :-1]),  # in the order of eager's loop
+        lambda x: x[1:].add_(x[:-1]),  # an error
+        lambda x: x.mul_(x[0]),
+        lambda x: x[:, 1].mul_(x[:, 0]),  # no shared element
+        lambda x: x.t().add_(x),
+        lambda x: x.add_(x),
+        lambda x: torch.mul(x, 2, out=x),
+        lambda x: x.index_add_(0, torch.tensor([0, 1, 2]), x),
+        lambda x: torch._foreach_add_([x[0], x[1]], [x[1], x[2]]),
+    ],
+)
+@pytest.mark.parametrize("size", [3, 300])
+def test_writes_to_what_is_read(write, size):
+    def f(x):
+        x = x + 1
+        write(x)
+        return x * 2
+
+    check(f, torch.linspace(0, 1, 3 * size).reshape(3, size) if size > 3 else X)
+
+
+def test_a_leaf_that_the_backward_does_not_need_may_change():
+    def f(x):
+        return torch.where(x > 0, x, x * 2)
+
+    grads = []
+    for function in (f, kiln.compile(f)):
+        x = (X - 5).requires_grad_()
+        y = function(x)
+        with torch.no_grad():
+            x.mul_(-1)
+        y.sum().backward()
+        grads.append(x.grad)
+    assert_same(*grads)
+
+
+def test_a_view_that_autograd_refuses_reaches_code_behind_a_break():
+    """Its guards must not raise: the region without gradients would never be left."""
+
+    def f(b, c):
+        with torch.no_grad():
+            a = c.split(2, 0)[0]
+        with torch.no_grad():
+            torch.add(b, 1, out=c)
+        return a[..., 0]
+
+    compiled = kiln.compile(f)
+    for function in (f, compiled, compiled):
+        with pytest.raises(RuntimeError, match="has been modified inplace with grad mode enabled"):
+            function(torch.ones(1, 3), torch.ones(3, 3, 3, requires_grad=True))
+        assert torch.is_grad_enabled()

@@ -337,7 +337,7 @@ bool Machine::activate(Known& k) {
       g.object = py::Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(o)));
       g.number = t.key_set().raw_repr();
       g.meta = aten::meta_of(t);
-      g.is_leaf = t.is_leaf();
+      g.is_leaf = !t.grad_fn();
       g.where = where();
       result.guards.push_back(std::move(g));
       break;

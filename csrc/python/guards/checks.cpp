@@ -11,11 +11,16 @@
 namespace kiln::guards {
 namespace {
 
-bool leaf(const c10::TensorImpl* impl, const at::Tensor& t) {
+/// None for a view that autograd refuses to tell the history of: its base was written where that is forbidden.
+std::optional<bool> leaf(const c10::TensorImpl* impl, const at::Tensor& t) {
   auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta());
   if (!meta) return true;
   // A view's grad_fn is made anew after its base was written; only the slow path knows that.
-  if (meta->is_view_) return t.grad_fn() == nullptr;
+  try {
+    if (meta->is_view_) return t.grad_fn() == nullptr;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
   return meta->grad_fn_ == nullptr;
 }
 
@@ -90,7 +95,9 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
     return "device differs, got " + impl->device().str();
   if (impl->requires_grad() != f.requires_grad)
     return differ("requires_grad", f.requires_grad ? "True" : "False", f.requires_grad ? "False" : "True");
-  if (leaf(impl, t) != f.is_leaf) return f.is_leaf ? "it is no longer a leaf" : "it is a leaf now";
+  const std::optional<bool> is_leaf = leaf(impl, t);
+  if (!is_leaf) return "a view of what was written, which autograd refuses";
+  if (*is_leaf != f.is_leaf) return f.is_leaf ? "it is no longer a leaf" : "it is a leaf now";
   if (f.key_set && impl->key_set().raw_repr() != f.key_set)
     return differ("dispatch keys", c10::toString(c10::DispatchKeySet(c10::DispatchKeySet::RAW, f.key_set)),
                   c10::toString(impl->key_set()));

@@ -1,0 +1,12 @@
+"""Random programs that run in eager and compiled: each kind has a grammar of its own, a program is made of a seed.
+
+test_random_programs.py runs a fixed choice of seeds. To look for others, in tests/python:
+
+    python -m random_programs memory 0 5000      # kind, first seed, last seed
+
+prints each program whose compiled run differs, and how.
+"""
+
+from . import arithmetic, memory, objects
+
+KINDS = {"arithmetic": arithmetic, "memory": memory, "objects": objects}
