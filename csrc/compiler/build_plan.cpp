@@ -132,6 +132,7 @@ class Builder {
   Slot slot_of(const lower::TensorView& v) {
     const Slot base = slots_.at(v.buffer);
     KILN_CHECK(base != runtime::kNoSlot, "a library call uses a buffer without memory");
+    allocate({base});  // what has no elements is written by no step
     const graph::TensorMeta& whole = plan_.slots[base].meta;
     if (v.offset == 0 && v.sizes == whole.sizes && v.strides == whole.strides) return base;
     auto& views = views_[base];
@@ -219,7 +220,6 @@ class Builder {
         plan_.outputs.push_back(runtime::kNoSlot);
         continue;
       }
-      allocate({slots_.at(o.view.buffer)});
       plan_.outputs.push_back(slot_of(o.view));
     }
   }

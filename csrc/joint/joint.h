@@ -64,6 +64,8 @@ struct Joint {
   /// By primal: the backward may read it where it lies. Autograd itself keeps it, and says so if it is written to
   /// before the backward. What eager makes of other inputs does not change with them.
   std::vector<bool> primal_kept;
+  /// By forward output: so it is with the memory of the output. Nobody writes to one that is no output of the program.
+  std::vector<bool> output_kept;
   std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
   std::vector<int64_t> grad_of;     // by gradient output: its primal
   /// Tangents of forward outputs from which other forward outputs are computed: the whole gradient of such an output,

@@ -216,12 +216,13 @@ class Replay {
       return it->second;
     });
     std::vector<std::pair<at::Tensor, std::vector<int64_t>>> dense;  // what it writes, with the strides
-    if (op->kind == aten::OpKind::InPlace)
+    if (op->kind == aten::OpKind::InPlace || op->kind == aten::OpKind::Out)
       for (int i : op->written_args)
         if (const c10::IValue& v = stack.at(static_cast<size_t>(i)); v.isTensor() && is_dense_base(v.toTensor()))
           dense.emplace_back(v.toTensor(), v.toTensor().strides().vec());
     op->handle.callBoxed(stack);
-    // Some functional forms (masked_fill, scatter) give a row-major result for any layout.
+    // Some functional forms (masked_fill, scatter) give a row-major result for any layout, and those of out= variants
+    // the layout of their arguments.
     for (const auto& [t, strides] : dense)
       if (t.strides() != at::IntArrayRef(strides)) TraceState::lay_out(t, strides);
     std::vector<at::Tensor> results = aten::flatten_tensors(stack);

@@ -152,6 +152,17 @@ int64_t Tracer::add_forward(const at::Tensor& functional, Value value) {
   return index;
 }
 
+torch::autograd::CreationMeta creation_of(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
+  return meta && meta->has_bw_view() ? meta->get_creation_meta() : torch::autograd::CreationMeta::DEFAULT;
+}
+
+/// Whether autograd refuses a write to `t` that it sees.
+bool refuses_writes(const at::Tensor& t) {
+  if (!t.is_view()) return false;
+  return creation_of(t) != torch::autograd::CreationMeta::DEFAULT || (t.requires_grad() && t._base().is_leaf());
+}
+
 void Tracer::find_mutations() {
   std::unordered_map<const c10::StorageImpl*, std::vector<size_t>> sharing;
   for (size_t i = 0; i < examples_.size(); ++i)
@@ -171,20 +182,18 @@ void Tracer::find_mutations() {
       if (!examples_[j].is_same(examples_[i]))
         throw Unsupported("inputs share memory and one of them is changed in place");
     // A write through a detached alias, or in no_grad, leaves the history as it was.
-    if (primals_[i].requires_grad() && torch::autograd::impl::gradient_edge(primals_[i]) != edges_[i])
+    if (primals_[i].requires_grad() && torch::autograd::impl::gradient_edge(primals_[i]) != edges_[i]) {
+      if (refuses_writes(examples_[i]))
+        throw Unsupported("a view that autograd lets nobody write to is changed in place");
       joint_.mutations.push_back({static_cast<int64_t>(i), add_forward(primals_[i], value)});
-    else
+    } else {
       graph_->mutations().push_back({placeholder->out(), value});
+    }
   }
 }
 
 /// Whether a result that shares memory with no other result can be returned as memory of its own: as a view with gaps
 /// or repeats of what eager keeps whole, it would have other strides.
-torch::autograd::CreationMeta creation_of(const at::Tensor& t) {
-  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
-  return meta && meta->has_bw_view() ? meta->get_creation_meta() : torch::autograd::CreationMeta::DEFAULT;
-}
-
 bool Tracer::fills_its_base(const at::Tensor& t) {
   // Autograd has to know that it is a view.
   if (t.requires_grad() && creation_of(t) == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE) return false;
@@ -222,7 +231,7 @@ bool Tracer::has_history(const at::Tensor& t, const Output& out) {
   // The view will be made of its base, and has a history of that if it needs one.
   const auto at = static_cast<size_t>(out.index);
   const at::Tensor& base = input ? primals_[at] : forward_[at];
-  if (base.requires_grad()) {
+  if (base.requires_grad() && t.is_view() && base_of_views(t).is_same(base_of_views(base))) {
     const auto nodes = nodes_behind({torch::autograd::impl::gradient_edge(t)});
     const Edge wanted = torch::autograd::impl::gradient_edge(base);
     if (std::find(nodes.begin(), nodes.end(), wanted.function.get()) != nodes.end()) return true;
@@ -466,6 +475,12 @@ void Tracer::find_kept() {
           if (v) read.insert(graph::storage_root(v).node);
         });
   for (size_t i = 0; i < primals_.size(); ++i) joint_.primal_kept.push_back(read.count(graph_->inputs()[i]) != 0);
+  for (size_t i = 0; i < joint_.num_forward; ++i) {
+    const Arg& out = graph_->outputs()[i];
+    const Value v = out.is_value() ? out.value() : Value();
+    joint_.output_kept.push_back(v && read.count(graph::storage_root(v).node) != 0);
+  }
+  for (const VisibleMutation& m : joint_.mutations) joint_.output_kept[static_cast<size_t>(m.forward)] = true;
 }
 
 Joint Tracer::run(const Program& program) {

@@ -108,8 +108,13 @@ class Function : public CompiledFunction {
       const size_t i = static_cast<size_t>(s.index);
       if (s.primal)
         node->saved.emplace_back(inputs[i], /*is_output=*/false);
-      else
+      else {
+        // As views of each other know of writes: the saved one says so when the output was written.
+        if (s.shares >= 0)
+          torch::autograd::impl::set_version_counter(
+              results[i], torch::autograd::impl::version_counter(results[static_cast<size_t>(s.shares)]));
         node->saved.emplace_back(results[i], /*is_output=*/i < p.num_forward && p.forward_requires_grad[i]);
+      }
     }
     if (p.eager) node->keep_inputs(inputs);
   }

@@ -324,3 +324,108 @@ def test_a_view_that_autograd_refuses_reaches_code_behind_a_break():
         with pytest.raises(RuntimeError, match="has been modified inplace with grad mode enabled"):
             function(torch.ones(1, 3), torch.ones(3, 3, 3, requires_grad=True))
         assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda d, b: d[:2].mul_(b),
+        lambda d, b: d.mul_(b),
+        lambda d, b: d.t()[1].mul_(b),
+        lambda d, b: d.view(-1)[:3].mul_(b).exp_(),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_the_backward_keeps_of_an_input_that_was_written(f, grad):
+    """The backward reads the values from before the write, also those of a view."""
+
+    def g(d, b):
+        f(d, b)
+        return d.sum(), d.sin()
+
+    grads = []
+    for function in (g, kiln.compile(g)):
+        b, leaf = torch.tensor([3.0, 4.0, 5.0], requires_grad=True), X.clone().requires_grad_(grad)
+        total, other = function(leaf * 1, b)
+        (total + other.sum()).backward()
+        grads.append((b.grad, leaf.grad))
+    assert_same(*grads)
+
+
+@pytest.mark.parametrize("alias", ["view", "transposed", "row", "both", "detached", "no_grad", "none"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_result_that_is_written_before_the_backward(alias, kept):
+    """Where eager keeps the result's memory for the backward this is an error, otherwise it changes nothing."""
+
+    def f(x):
+        kept_by_autograd = x.exp() if kept else x + 1
+        h = kept_by_autograd if kept else kept_by_autograd.exp()
+        y = kept_by_autograd
+        if alias == "no_grad":
+            with torch.no_grad():
+                return y.view(-1), h.sum()
+        results = {"view": y.view(-1), "transposed": y.t(), "row": y[0], "both": y.view(-1), "detached": y.detach()}
+        return results.get(alias, y), y if alias == "both" else None, h.sum()
+
+    def attempt(function):
+        x = X.clone().requires_grad_()
+        results = function(x)
+        with torch.no_grad():
+            results[0].mul_(3)
+        try:
+            results[-1].backward()
+        except RuntimeError as e:
+            return "modified by an inplace operation" in str(e)
+        return x.grad
+
+    assert_same(attempt(f), attempt(kiln.compile(f)))
+
+
+def test_a_detached_alias_may_get_a_history_of_its_own():
+    def f(x):
+        alias = x.detach()
+        alias.add_(x.max(0)[0])
+        return alias, alias[1:]
+
+    grads = []
+    for function in (f, kiln.compile(f)):
+        x = X.clone().requires_grad_()
+        sum(r.sum() for r in function(x)).backward()
+        grads.append((x.grad, x.detach()))
+    assert_same(*grads)
+
+
+def test_effects_before_a_write_that_autograd_refuses():
+    def f(x, y):
+        z = x.matmul(y)
+        x.detach().mul_(1.5)
+        x[1:] += 1
+        return z
+
+    left = []
+    for function in (f, kiln.compile(f)):
+        leaf = X.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
+            function(leaf.view(3, 3), X)
+        left.append(leaf.detach())
+    assert_same(*left)
+
+
+def test_memory_without_elements_that_is_read_first():
+    def f(a, b, c):
+        a += 1
+        b = b[1:] * 2
+        return b @ c, b
+
+    check(f, torch.ones(3, 2), torch.ones(1, 3), torch.randn(216).as_strided((3, 3, 3), (72, 12, 2)))
+
+
+def test_out_keeps_the_layout_of_what_is_written():
+    def f(x):
+        a = x.masked_fill(x > 5, 2.0)
+        b = a * x
+        torch.add(x, 1, out=a)
+        return a, b
+
+    check(f, X)
+    check(f, X.t())

@@ -89,12 +89,12 @@ class Partitioner {
   const Joint& joint_;
   const graph::Graph& graph_;
   const PartitionMode mode_;
-  std::unordered_set<const Node*> tangent_;  // needs a tangent, tangents included
-  std::unordered_set<const Node*> forward_;  // needed by forward outputs or mutations
-  std::unordered_set<const Node*> wanted_;   // needed by gradients
-  std::unordered_set<const Node*> mutated_;  // placeholders that change, or may change before the backward
-  std::unordered_set<Value> outputs_;        // forward outputs
-  std::unordered_set<const Node*> held_;     // read by a dear op of the backward: in memory there anyway
+  std::unordered_set<const Node*> tangent_;   // needs a tangent, tangents included
+  std::unordered_set<const Node*> forward_;   // needed by forward outputs or mutations
+  std::unordered_set<const Node*> wanted_;    // needed by gradients
+  std::unordered_set<const Node*> changing_;  // whose memory changes, or may change before the backward
+  std::unordered_set<Value> outputs_;         // forward outputs
+  std::unordered_set<const Node*> held_;      // read by a dear op of the backward: in memory there anyway
 };
 
 void Partitioner::mark() {
@@ -116,15 +116,18 @@ void Partitioner::mark() {
   for (size_t i = 0; i < joint_.num_forward; ++i)
     if (outs[i].is_value() && outs[i].value()) {
       todo.push_back(outs[i].value());
-      outputs_.insert(outs[i].value());
+      if (joint_.output_kept.at(i))
+        outputs_.insert(outs[i].value());
+      else
+        changing_.insert(graph::storage_root(outs[i].value()).node);
     }
   for (const graph::Mutation& m : graph_.mutations()) {
     todo.push_back(m.value);
-    mutated_.insert(m.input.node);
+    changing_.insert(m.input.node);
   }
-  for (const VisibleMutation& m : joint_.mutations) mutated_.insert(inputs[static_cast<size_t>(m.input)]);
+  for (const VisibleMutation& m : joint_.mutations) changing_.insert(inputs[static_cast<size_t>(m.input)]);
   for (size_t i = 0; i < joint_.num_primals; ++i)
-    if (!joint_.primal_kept.at(i)) mutated_.insert(inputs[i]);
+    if (!joint_.primal_kept.at(i)) changing_.insert(inputs[i]);
   // Draws from the generator happen in the order of the program, so those of the forward pass stay in it even if
   // unused; what may raise raises there.
   for (const auto& n : graph_.nodes())
@@ -189,7 +192,7 @@ std::vector<Value> Partitioner::choose_by_cut() {
       int64_t cost = bytes_of(v) * 100 + 100;
       if (n->recomputed)
         cost = FlowNetwork::kInfinite;
-      else if (n->kind == NodeKind::Placeholder && !mutated_.count(n.get()))
+      else if (n->kind == NodeKind::Placeholder && !changing_.count(n.get()))
         cost /= 10;
       else if (outputs_.count(v))
         cost /= 20;
@@ -217,7 +220,7 @@ std::vector<Value> Partitioner::prefer_roots(std::vector<Value> saved) {
     Value best = v;
     for (Value at = v; at.node->kind == NodeKind::Call && ops::is_view(at.node->op) && at.node->arg(0).is_value();) {
       at = at.node->arg(0).value();
-      const bool placeholder = at.node->kind == NodeKind::Placeholder && !mutated_.count(at.node);
+      const bool placeholder = at.node->kind == NodeKind::Placeholder && !changing_.count(at.node);
       if (placeholder || outputs_.count(at) || kept.count(at) || bytes_of(at) <= bytes_of(v)) best = at;
     }
     if (seen.insert(best).second) out.push_back(best);
@@ -272,9 +275,12 @@ void Partitioner::extract(const std::vector<Value>& saved, Parts& parts) {
   parts.backward = std::make_unique<graph::Graph>();
   parts.backward->name = "backward";
   std::unordered_map<Value, Value> bmap;
-  std::unordered_map<Value, int64_t> output_at;
+  std::unordered_map<Value, int64_t> output_at, output_in;  // by value, by its root
   for (size_t i = 0; i < joint_.num_forward; ++i)
-    if (outs[i].is_value() && outs[i].value()) output_at.emplace(outs[i].value(), static_cast<int64_t>(i));
+    if (outs[i].is_value() && outs[i].value()) {
+      output_at.emplace(outs[i].value(), static_cast<int64_t>(i));
+      output_in.emplace(graph::storage_root(outs[i].value()), static_cast<int64_t>(i));
+    }
   std::unordered_map<const Node*, int64_t> primal_at;
   for (size_t i = 0; i < joint_.num_primals; ++i) primal_at[inputs[i]] = static_cast<int64_t>(i);
   for (Value v : saved) {
@@ -282,13 +288,15 @@ void Partitioner::extract(const std::vector<Value>& saved, Parts& parts) {
     meta.requires_grad = false;
     bmap[v] =
         parts.backward->add_input(v.index ? v.node->name + "_" + std::to_string(v.index) : v.node->name, meta)->out();
-    if (auto p = primal_at.find(v.node); p != primal_at.end() && !mutated_.count(v.node)) {
-      parts.saved.push_back({true, p->second});
-    } else if (auto o = output_at.find(v); o != output_at.end()) {
-      parts.saved.push_back({false, o->second});
+    const Value root = graph::storage_root(v);
+    const bool changes = changing_.count(root.node) != 0;
+    if (auto p = primal_at.find(v.node); p != primal_at.end() && !changes) {
+      parts.saved.push_back({.primal = true, .index = p->second});
+    } else if (auto o = output_at.find(v); o != output_at.end() && !changes) {
+      parts.saved.push_back({.primal = false, .index = o->second});
     } else {
       Value kept = fmap.at(v);
-      if (p != primal_at.end()) {  // the input will have changed by the time of the backward
+      if (changes) {
         graph::TensorMeta copied = meta;
         copied.offset = 0;
         if (!copied.is_non_overlapping_and_dense()) copied.strides = graph::contiguous_strides(copied.sizes);
@@ -296,7 +304,10 @@ void Partitioner::extract(const std::vector<Value>& saved, Parts& parts) {
         kept = parts.forward->add_call(graph::Op("aten::clone"), {Arg(kept), Arg()}, {copied}, v.node->name + "_saved")
                    ->out();
       }
-      parts.saved.push_back({false, static_cast<int64_t>(parts.forward->outputs().size())});
+      const auto shared = changes ? output_in.end() : output_in.find(root);
+      parts.saved.push_back({.primal = false,
+                             .index = static_cast<int64_t>(parts.forward->outputs().size()),
+                             .shares = shared == output_in.end() ? -1 : shared->second});
       parts.forward->outputs().push_back(Arg(kept));
     }
   }

@@ -13,6 +13,7 @@ struct Parts {
   struct Saved {
     bool primal = false;  // input `index` of the forward graph itself; else its output `index`
     int64_t index = 0;
+    int64_t shares = -1;  // output of the program in whose memory it lies, if it is none itself
   };
   std::unique_ptr<graph::Graph> forward, backward;
   std::vector<Saved> saved;  // one per leading placeholder of `backward`

@@ -3,6 +3,8 @@ import warnings
 
 import torch
 
+import kiln
+
 from . import KINDS
 
 
