@@ -164,6 +164,17 @@ class Replay {
     }
   }
 
+  /// `t` has changed its sizes or strides. Autograd makes its views' histories anew, of a geometry that the functional
+  /// tensor below does not have.
+  void transform(const Node& node, const at::Tensor& t) {
+    transformed_.insert(t.unsafeGetTensorImpl());
+    if (!t.requires_grad()) return;
+    for (const auto& [v, other] : env_)
+      if (other.defined() && !other.is_same(t) && other.has_storage() &&
+          other.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl())
+        throw Unsupported(node.op.name() + " of a tensor that has views, with gradients");
+  }
+
   /// Whether the functional tensor `t` has another layout than the tensor that it stands for: an in-place operator's
   /// functional form closes the gaps that the tensor has.
   bool lost_layout(const at::Tensor& t, const graph::TensorMeta& m) const {
@@ -226,8 +237,7 @@ class Replay {
     for (const auto& [t, strides] : dense)
       if (t.strides() != at::IntArrayRef(strides)) TraceState::lay_out(t, strides);
     std::vector<at::Tensor> results = aten::flatten_tensors(stack);
-    if (op->kind == aten::OpKind::InPlaceView && !results.empty())
-      transformed_.insert(results[0].unsafeGetTensorImpl());
+    if (op->kind == aten::OpKind::InPlaceView && !results.empty()) transform(node, results[0]);
     if (lost && (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View))
       share_as_before(node, *op, results);
     for (uint32_t i = 0; i < results.size(); ++i) set(node, i, results[i]);

@@ -429,3 +429,15 @@ def test_out_keeps_the_layout_of_what_is_written():
 
     check(f, X)
     check(f, X.t())
+
+
+@pytest.mark.parametrize("change", [lambda c: c.t_(), lambda c: c.unsqueeze_(0), lambda c: c.transpose_(0, 1)])
+@pytest.mark.parametrize("views", [True, False])
+def test_gradients_of_what_is_reshaped_in_place(change, views):
+    def f(x):
+        y = x * 2
+        view = y.transpose(0, -1) if views else None
+        change(y)
+        return (y, view) if views else (y.exp(),)
+
+    check(f, X.clone().requires_grad_())

@@ -7,6 +7,6 @@ test_random_programs.py runs a fixed choice of seeds. To look for others, in tes
 prints each program whose compiled run differs, and how.
 """
 
-from . import arithmetic, memory, objects
+from . import arithmetic, memory, objects, training
 
-KINDS = {"arithmetic": arithmetic, "memory": memory, "objects": objects}
+KINDS = {"arithmetic": arithmetic, "memory": memory, "objects": objects, "training": training}
