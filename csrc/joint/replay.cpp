@@ -170,8 +170,7 @@ class Replay {
     transformed_.insert(t.unsafeGetTensorImpl());
     if (!t.requires_grad()) return;
     for (const auto& [v, other] : env_)
-      if (other.defined() && !other.is_same(t) && other.has_storage() &&
-          other.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl())
+      if (other.defined() && other.is_view() && other._base().is_same(t))
         throw Unsupported(node.op.name() + " of a tensor that has views, with gradients");
   }
 
