@@ -441,3 +441,19 @@ def test_gradients_of_what_is_reshaped_in_place(change, views):
         return (y, view) if views else (y.exp(),)
 
     check(f, X.clone().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    "view", [lambda a: a.t(), lambda a: a.transpose(0, 1)[1:], lambda a: a[1:].t(), lambda a: a.view(-1)]
+)
+def test_a_result_keeps_its_layout_when_a_view_of_it_is_written(view):
+    def f(x):
+        a = x * 2
+        v = view(a)
+        v.scatter_(0, torch.zeros_like(v, dtype=torch.long), torch.ones_like(v))
+        v.masked_fill_(v > 3, 0.5)
+        return a, v
+
+    check(f, X.clone().requires_grad_())
+    if view(X).shape != (9,):
+        check(f, X.t())
