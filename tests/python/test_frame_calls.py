@@ -346,6 +346,7 @@ def test_threads_make_the_first_calls():
     # In a process of its own: what the first capture of a process sets up is part of it, and a deadlock would not end.
     program = """if True:
         import threading, torch, kiln
+        torch.manual_seed(0)
         m = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
         compiled, out = kiln.compile(m), {}
         inputs = [torch.randn(2 + k % 2, 4) for k in range(4)]
@@ -355,7 +356,7 @@ def test_threads_make_the_first_calls():
         threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
         for t in threads: t.start()
         for t in threads: t.join()
-        assert all(torch.allclose(out[k], m(inputs[k])) for k in range(4))
+        assert all(torch.allclose(out[k], m(inputs[k]), atol=1e-6) for k in range(4))
         print("entries", len(compiled._kiln_entry._entries))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
