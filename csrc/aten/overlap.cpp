@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "aten/convert.h"
 #include "aten/pch.h"
 #include "ops/ops.h"
 
@@ -50,17 +51,26 @@ bool is_elementwise(const OpInfo& op) {
 
 struct Place {
   int argument, index;  // index in a list
-  const at::Tensor* tensor;
+  at::Tensor tensor;
 };
 
-void collect(const c10::IValue& v, int argument, std::vector<Place>& out) {
-  // The tensors of lists live as long as the lists.
-  if (v.isTensor()) {
-    if (v.toTensor().defined()) out.push_back({argument, 0, &v.toTensor()});
-  } else if (v.isTensorList()) {
+std::vector<Place> places_of(c10::ArrayRef<c10::IValue> args) {
+  std::vector<Place> out;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!args[i].isTensor() && !args[i].isTensorList()) continue;
     int index = 0;
-    for (const c10::IValue& e : v.toListRef()) out.push_back({argument, index++, &e.toTensor()});
+    for_each_tensor(args[i], [&](const at::Tensor& t) {
+      if (t.defined() && t.layout() == at::kStrided && t.has_storage()) out.push_back({static_cast<int>(i), index, t});
+      ++index;
+    });
   }
+  return out;
+}
+
+/// Whether the elements of `a` lie one by one where those of `b` do.
+bool same_place(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset() &&
+         a.scalar_type() == b.scalar_type();
 }
 
 }  // namespace
@@ -81,26 +91,20 @@ bool overlaps_itself(const at::Tensor& t) {
 
 std::string order_matters(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (op.written_args.empty() || op.kind == OpKind::InPlaceView) return "";
-  std::vector<Place> places;
-  for (size_t i = 0; i < args.size(); ++i) collect(args[i], static_cast<int>(i), places);
-  std::erase_if(places, [](const Place& p) { return p.tensor->layout() != at::kStrided || !p.tensor->has_storage(); });
-  const auto storage = [](const Place& p) { return p.tensor->storage().unsafeGetStorageImpl(); };
-  std::stable_sort(places.begin(), places.end(),
-                   [&](const Place& a, const Place& b) { return std::less<>()(storage(a), storage(b)); });
+  std::vector<Place> places = places_of(args);
+  const auto by_storage = [](const Place& a, const Place& b) {
+    return std::less<>()(a.tensor.storage().unsafeGetStorageImpl(), b.tensor.storage().unsafeGetStorageImpl());
+  };
+  std::stable_sort(places.begin(), places.end(), by_storage);
   for (const Place& w : places) {
     if (std::find(op.written_args.begin(), op.written_args.end(), w.argument) == op.written_args.end()) continue;
-    if (overlaps_itself(*w.tensor)) return op.op.name() + " writes to memory that overlaps itself";
-    const auto [first, last] = std::equal_range(places.begin(), places.end(), w, [&](const Place& a, const Place& b) {
-      return std::less<>()(storage(a), storage(b));
-    });
+    if (overlaps_itself(w.tensor)) return op.op.name() + " writes to memory that overlaps itself";
+    const auto [first, last] = std::equal_range(places.begin(), places.end(), w, by_storage);
     for (auto other = first; other != last; ++other) {
       if (other->argument == w.argument && other->index == w.index) continue;
       const bool one_by_one = other->argument != w.argument && other->index == w.index && is_elementwise(op) &&
-                              other->tensor->sizes() == w.tensor->sizes() &&
-                              other->tensor->strides() == w.tensor->strides() &&
-                              other->tensor->storage_offset() == w.tensor->storage_offset() &&
-                              other->tensor->scalar_type() == w.tensor->scalar_type();
-      if (!one_by_one && share_elements(*w.tensor, *other->tensor))
+                              same_place(other->tensor, w.tensor);
+      if (!one_by_one && share_elements(w.tensor, other->tensor))
         return op.op.name() + " reads memory that it writes, in an order of its own";
     }
   }

@@ -113,11 +113,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   const auto& schema = op.schema();
   const size_t num_args = schema.arguments().size();
   const size_t first = stack->size() - num_args;
+  const c10::ArrayRef<c10::IValue> given = c10::ArrayRef<c10::IValue>(*stack).slice(first);
   std::vector<graph::Arg> args;
   const bool recorded = returns_tensors(schema);
   if (recorded) {
     try {
-      args = to_args(schema, c10::ArrayRef<c10::IValue>(*stack).slice(first), [&](const at::Tensor& t) -> graph::Arg {
+      args = to_args(schema, given, [&](const at::Tensor& t) -> graph::Arg {
         if (t.unsafeGetTensorImpl()->is_wrapped_number() && !is_fake(t)) return number_arg(wrapped_number_value(t));
         const graph::Value v = trace->value_of(t);
         if (!v) throw Unsupported("a tensor that the captured code did not make and that no path leads to");
@@ -128,13 +129,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     }
   }
   if (const std::string why = refusal(op); !why.empty()) fail(*trace, "unsupported-operator", why);
-  if (const std::string why = backward_needs_data(op, c10::ArrayRef<c10::IValue>(*stack).slice(first)); !why.empty())
-    fail(*trace, "operator-needs-data", why);
-  if (has_sparse_gradient(op, c10::ArrayRef<c10::IValue>(*stack).slice(first)))
+  if (const std::string why = backward_needs_data(op, given); !why.empty()) fail(*trace, "operator-needs-data", why);
+  if (has_sparse_gradient(op, given))
     fail(*trace, "unsupported-operator", op.operator_name().name + " with a sparse gradient");
   const OpInfo& info = op_info(op);
-  if (const std::string why = order_matters(info, c10::ArrayRef<c10::IValue>(*stack).slice(first)); !why.empty())
-    fail(*trace, "unsupported-operator", why);
+  if (const std::string why = order_matters(info, given); !why.empty()) fail(*trace, "unsupported-operator", why);
   const auto refuse = [&](c10::ArrayRef<c10::IValue> call) {
     std::string why;
     {

@@ -181,32 +181,25 @@ class Replay {
            t.strides() != at::IntArrayRef(m.strides) && !transformed_.contains(t.unsafeGetTensorImpl());
   }
 
-  /// A tensor that an operator writes, with its strides and those of its base.
-  struct Written {
-    at::Tensor tensor, base;
-    std::vector<int64_t> strides, base_strides;
-  };
-
-  /// `t`, or the tensor that it is a view of, if that is dense.
-  at::Tensor dense_base(const at::Tensor& t) const {
-    const auto is_base = [&](const at::Tensor& other) {
-      return other.defined() && at::functionalization::impl::isFunctionalTensor(other) &&
-             at::functionalization::impl::isBaseTensor(other) && other.is_non_overlapping_and_dense() &&
-             other.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl();
-    };
-    if (!t.defined() || !at::functionalization::impl::isFunctionalTensor(t)) return {};
-    if (is_base(t)) return t;
-    for (const auto& [v, other] : env_)
-      if (is_base(other)) return other;
-    return {};
+  static bool is_base(const at::Tensor& t) {
+    return t.defined() && at::functionalization::impl::isFunctionalTensor(t) &&
+           at::functionalization::impl::isBaseTensor(t);
   }
 
-  /// Some functional forms (masked_fill, scatter) give a row-major result for any layout, and those of out= variants
-  /// the layout of their arguments.
-  static void restore_layout(const Written& w) {
-    if (w.tensor.strides() == at::IntArrayRef(w.strides)) return;
-    at::functionalization::impl::sync(w.base);
-    if (w.base.strides() != at::IntArrayRef(w.base_strides)) TraceState::lay_out(w.base, w.base_strides);
+  /// Gives what was written the layout that it had: some functional forms (masked_fill, scatter) give a row-major
+  /// result for any layout, and those of out= variants the layout of their arguments. `strides` are those of `t`
+  /// before.
+  void restore_layout(const at::Tensor& t, const std::vector<int64_t>& strides) const {
+    if (t.strides() == at::IntArrayRef(strides)) return;
+    if (is_base(t)) return TraceState::lay_out(t, strides);
+    for (const auto& [v, base] : env_) {
+      if (!is_base(base) || base.storage().unsafeGetStorageImpl() != t.storage().unsafeGetStorageImpl()) continue;
+      if (!base.is_non_overlapping_and_dense()) return;
+      const std::vector<int64_t> before = base.strides().vec();  // it learns of the write below
+      at::functionalization::impl::sync(base);
+      if (base.strides() != at::IntArrayRef(before)) TraceState::lay_out(base, before);
+      return;
+    }
   }
 
   /// Whether a reshape (contiguous(), ...) is a view depends on the layout: makes the results of `node`, whose
@@ -248,15 +241,18 @@ class Replay {
       lost |= lost_layout(it->second, v.meta());
       return it->second;
     });
-    std::vector<Written> written;
+    std::vector<std::pair<at::Tensor, std::vector<int64_t>>> written;  // with the strides
     if (op->kind == aten::OpKind::InPlace || op->kind == aten::OpKind::Out)
       for (int i : op->written_args) {
         const c10::IValue& v = stack.at(static_cast<size_t>(i));
-        const at::Tensor base = v.isTensor() ? dense_base(v.toTensor()) : at::Tensor();
-        if (base.defined()) written.push_back({v.toTensor(), base, v.toTensor().strides().vec(), base.strides().vec()});
+        if (!v.isTensor() || !v.toTensor().defined()) continue;
+        const at::Tensor& t = v.toTensor();
+        // The gaps of a base are closed: see share_as_before.
+        const bool open = is_base(t) && !t.is_non_overlapping_and_dense();
+        if (at::functionalization::impl::isFunctionalTensor(t) && !open) written.emplace_back(t, t.strides().vec());
       }
     op->handle.callBoxed(stack);
-    for (const Written& w : written) restore_layout(w);
+    for (const auto& [t, strides] : written) restore_layout(t, strides);
     std::vector<at::Tensor> results = aten::flatten_tensors(stack);
     if (op->kind == aten::OpKind::InPlaceView && !results.empty()) transform(node, results[0]);
     if (lost && (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View))

@@ -356,7 +356,7 @@ def test_threads_make_the_first_calls():
         threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
         for t in threads: t.start()
         for t in threads: t.join()
-        assert all(torch.allclose(out[k], m(inputs[k]), atol=1e-6) for k in range(4))
+        assert all(torch.allclose(out[k], m(inputs[k])) for k in range(4))
         print("entries", len(compiled._kiln_entry._entries))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -1,6 +1,7 @@
 """Views, in-place writes and autograd's modes: aliasing, layouts, versions and histories of arguments and results."""
 
 import random
+import textwrap
 
 import torch
 
@@ -49,7 +50,7 @@ def program(seed):
     r = random.Random(seed)
     lines = [STATEMENTS.text(r, "statement") for _ in range(r.randrange(2, 9))]
     results = r.choice(["a", "a, b", "a, b, c, d", "d, c", "a, a, b"])
-    body = "\n".join("    " + line for line in "\n".join(lines).splitlines())
+    body = textwrap.indent("\n".join(lines), "    ")
     return f"def f(a, b, c, d):\n{body}\n    return [{results}]\n"
 
 

@@ -2,6 +2,7 @@
 what guards make of calls with other arguments."""
 
 import random
+import textwrap
 
 import torch
 from torch import nn
@@ -113,8 +114,8 @@ def program(seed):
     r = random.Random(seed)
     body = "\n".join(STATEMENTS.text(r, "statement") for _ in range(r.randrange(3, 9)))
     result = STATEMENTS.text(r, "tensor")
-    lines = ["global shared_number", *body.splitlines(), f"return {result}, n, k, l, d, o.n, p.n"]
-    return "def f(x, y, l, m, d, e, o, p, n, k):\n" + "\n".join("    " + line for line in lines) + "\n"
+    lines = f"global shared_number\n{body}\nreturn {result}, n, k, l, d, o.n, p.n\n"
+    return "def f(x, y, l, m, d, e, o, p, n, k):\n" + textwrap.indent(lines, "    ")
 
 
 def arguments(seed):
