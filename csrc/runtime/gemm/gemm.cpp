@@ -31,24 +31,44 @@ void pack_rows(Matrix a, int64_t i0, int64_t i1, int64_t k, float* to) {
   const int64_t mr = tile().mr;
   // Of a transposed A a few lines at a time, for all tiles: a tile's part of a line is less than a cache line.
   const int64_t steps = a.row == 1 ? 32 : k;
-  for (int64_t p = 0; p < k; p += steps)
-    for (int64_t i = i0; i < i1; i += mr)
-      pack_panel(a.data + i * a.row + p * a.col, a.row, a.col, std::min(mr, i1 - i), std::min(steps, k - p), mr,
+  const int64_t sixes = a.row == 1 && a.col > 1 && has_avx512() ? (i1 - i0) / mr : 0;
+  for (int64_t p = 0; p < k; p += steps) {
+    const int64_t lines = std::min(steps, k - p);
+    pack_sixes(a.data + i0 + p * a.col, a.col, lines, sixes, k, p + lines < k, to + p * mr);
+    for (int64_t i = i0 + sixes * mr; i < i1; i += mr)
+      pack_panel(a.data + i * a.row + p * a.col, a.row, a.col, std::min(mr, i1 - i), lines, mr,
                  to + (i - i0) * k + p * mr);
+  }
 }
 void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& parallel) {
-  const int64_t rows = 16 * tile().mr;
+  const int64_t rows = 8 * tile().mr;
   parallel(ceil_div(m, rows),
            [&](int64_t t) { pack_rows(a, t * rows, std::min(m, (t + 1) * rows), k, to + t * rows * k); });
 }
 
-/// Rows of A of one task: a multiple of mr whose block of A fits beside a panel of B in the second-level cache.
-int64_t rows_per_task(int64_t m, int64_t depth, int64_t mr, int threads) {
-  const int64_t fitting = std::max<int64_t>(1, 128 * 1024 / depth / mr) * mr;
-  // Enough tasks that one busy core does not stall the rest.
-  const int64_t wanted = round_up(ceil_div(m, std::max(1, threads * 4)), mr);
-  return std::clamp(std::min(fitting, wanted), mr, round_up(m, mr));
-}
+/// Memory that is to be read soon: asked for piece by piece while something else computes, so that nothing waits for
+/// it later. `lines` lines of `length` floats, `stride` apart.
+class Ahead {
+ public:
+  Ahead() = default;
+  /// In `pieces` equal parts.
+  Ahead(const float* data, int64_t lines, int64_t stride, int64_t length, int64_t pieces)
+      : data_(data), lines_(lines), stride_(stride), length_(length) {
+    each_ = ceil_div(lines * ceil_div(length, 16), std::max<int64_t>(1, pieces));
+  }
+  void ask() {
+    for (int64_t i = 0; i < each_ && line_ < lines_; ++i) {
+      __builtin_prefetch(data_ + line_ * stride_ + at_, 0, 2);
+      if ((at_ += 16) < length_) continue;
+      at_ = 0;
+      ++line_;
+    }
+  }
+
+ private:
+  const float* data_ = nullptr;
+  int64_t lines_ = 0, stride_ = 0, length_ = 0, each_ = 0, line_ = 0, at_ = 0;
+};
 
 /// Left operands of all tiles of a task, for one block of k.
 class TileTable {
@@ -86,9 +106,10 @@ struct Target {
 /// Runs the tiles of rows [i0, i1) with one panel, `packed`, which holds columns [j, j + cols) in lines of `width`.
 template <class LeftOf, class RowOfC>
 void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int64_t i0, int64_t i1,
-               const LeftOf& left_of, const Target<RowOfC>& to) {
+               const LeftOf& left_of, const Target<RowOfC>& to, Ahead* ahead = nullptr) {
   const int64_t mr = tile().mr;
   for (int64_t i = i0; i < i1; i += mr) {
+    if (ahead) ahead->ask();
     const int64_t rows = std::min(mr, i1 - i);
     float* c_rows[kMaxTileRows];
     for (int64_t r = 0; r < rows; ++r) c_rows[r] = to.c + to.row_of_c(i + r) + j;
@@ -101,52 +122,61 @@ void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int6
 /// The same for panels [panel0, panel1) of a packed B.
 template <class LeftOf, class RowOfC>
 void run_panels(const Depths::Block& block, const PackedB& layout, const float* packed, int64_t panel0, int64_t panel1,
-                int64_t i0, int64_t i1, const LeftOf& left_of, const Target<RowOfC>& to) {
+                int64_t i0, int64_t i1, const LeftOf& left_of, const Target<RowOfC>& to, Ahead* ahead = nullptr) {
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel);
-    run_panel(packed + layout.at(block, panel), j, std::min(width, layout.n - j), width, i0, i1, left_of, to);
+    run_panel(packed + layout.at(block, panel), j, std::min(width, layout.n - j), width, i0, i1, left_of, to, ahead);
   }
 }
 
 /// How a product is cut into tasks: blocks of rows, and with few rows or a large B also ranges of panels. Tasks that
-/// follow each other share a range, so that it stays in the caches while all rows meet it.
+/// follow each other share a range, so that it stays in the caches while all rows meet it. Tasks are of one size, as
+/// far as tiles allow: nobody waits for a longer last one.
 struct Cut {
+  /// A block of A that fits beside a panel of B in the second-level cache.
+  static constexpr int64_t kBlockFloats = 1 << 17;
   static constexpr int64_t kCachedFloats = 1 << 19;
   /// Rows of C that wait for whoever takes finished rows stay in the second-level cache.
   static constexpr int64_t kWaitingFloats = 1 << 16;
-  int64_t rows, row_tasks, panels_each, column_tasks;
+  int64_t m, tiles, row_tasks, panels, column_tasks;
   Cut(int64_t m, const Depths& depths, const PackedB& layout, int threads, bool rows_wait = false)
-      : rows(rows_per_task(m, depths.blocks[0].depth, tile().mr, threads)) {
-    if (rows_wait) rows = std::min(rows, std::max<int64_t>(1, kWaitingFloats / layout.n / tile().mr) * tile().mr);
-    row_tasks = ceil_div(m, rows);
-    const int64_t wanted = std::clamp<int64_t>(ceil_div(threads * 4, row_tasks), 1, layout.panels());
+      : m(m), tiles(ceil_div(m, tile().mr)), panels(layout.panels()) {
+    int64_t fitting = kBlockFloats / depths.blocks[0].depth / tile().mr;
+    if (rows_wait) fitting = std::min(fitting, kWaitingFloats / layout.n / tile().mr);
+    // Enough tasks that one busy core does not stall the rest.
+    const int64_t wanted = std::max(1, threads * 4);
+    row_tasks = std::max(ceil_div(tiles, std::max<int64_t>(1, fitting)), std::min(wanted, tiles));
     const int64_t cached = std::max<int64_t>(4, kCachedFloats / (depths.k * tile().nr));
-    panels_each = std::min(ceil_div(layout.panels(), wanted), cached);
-    column_tasks = ceil_div(layout.panels(), panels_each);
+    column_tasks = std::max(ceil_div(panels, cached), std::min(ceil_div(wanted, row_tasks), panels));
   }
-  int64_t first_row(int64_t task) const { return task % row_tasks * rows; }
-  int64_t first_panel(int64_t task) const { return task / row_tasks * panels_each; }
+  int64_t tasks() const { return row_tasks * column_tasks; }
+  /// Of a task, or one past the last.
+  int64_t first_row(int64_t task) const { return first_tile(task % row_tasks) * tile().mr; }
+  int64_t end_row(int64_t task) const { return std::min(m, first_tile(task % row_tasks + 1) * tile().mr); }
+  int64_t first_panel(int64_t task) const { return task / row_tasks * panels / column_tasks; }
+  int64_t end_panel(int64_t task) const { return (task / row_tasks + 1) * panels / column_tasks; }
+
+ private:
+  int64_t first_tile(int64_t row_task) const { return row_task * tiles / row_tasks; }
 };
 
 /// Finds out, task by task, when all columns of a block of rows are done.
 class RowsLeft {
  public:
-  RowsLeft(const Cut& cut, int64_t m, const RowsDone* done) : cut_(cut), m_(m), done_(done) {
+  RowsLeft(const Cut& cut, const RowsDone* done) : cut_(cut), done_(done) {
     if (!done_ || cut_.column_tasks == 1) return;
     left_ = std::make_unique<std::atomic<int64_t>[]>(cut_.row_tasks);
     for (int64_t r = 0; r < cut_.row_tasks; ++r) left_[r].store(cut_.column_tasks, std::memory_order_relaxed);
   }
   void finished(int64_t task) {
     if (!done_) return;
-    const int64_t row = cut_.first_row(task);
     // The last one to finish has seen what the others wrote.
     if (left_ && left_[task % cut_.row_tasks].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    (*done_)(row, std::min(m_, row + cut_.rows));
+    (*done_)(cut_.first_row(task), cut_.end_row(task));
   }
 
  private:
   const Cut& cut_;
-  int64_t m_;
   const RowsDone* done_;
   std::unique_ptr<std::atomic<int64_t>[]> left_;
 };
@@ -167,7 +197,7 @@ struct Chunk {
 /// Whether each panel of B is packed by the task that multiplies it, which then meets all rows of A: where B is too
 /// large for the caches, a packed copy of it would be written to memory and read again. A must stay in them instead.
 bool packs_by_panel(int64_t m, int64_t n, int64_t k, int threads) {
-  return PackedB(n).panels() >= 2 * threads && n * k > (1 << 17) && m * k <= (1 << 19);
+  return PackedB(n).panels() >= 2 * threads && n * k >= (1 << 17) && m * k <= (1 << 19);
 }
 
 }  // namespace
@@ -248,17 +278,21 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
   }
   // Otherwise pack A into panels of mr rows, k-major.
   const Cut cut(m, depths, layout, threads, epilogue.rows_done != nullptr);
-  RowsLeft left(cut, m, epilogue.rows_done);
+  RowsLeft left(cut, epilogue.rows_done);
   const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
   if (cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
-  parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
-    const int64_t i0 = cut.first_row(task), i1 = std::min(m, i0 + cut.rows), panel0 = cut.first_panel(task);
+  parallel(cut.tasks(), [&](int64_t task) {
+    const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
     const float* packed_a = workspace + i0 * k;
+    Ahead ahead;
     if (cut.column_tasks == 1) {  // no other task needs these rows
       thread_local std::vector<float> own;
       if (static_cast<int64_t>(own.size()) < round_up(i1 - i0, mr) * k) own.resize(round_up(i1 - i0, mr) * k);
       packed_a = own.data();
       pack_rows(a, i0, i1, k, own.data());
+      if (const int64_t next = task + threads; a.row == 1 && next < cut.row_tasks)
+        ahead = Ahead(a.data + cut.first_row(next), k, a.col, cut.end_row(next) - cut.first_row(next),
+                      ceil_div(i1 - i0, mr) * layout.panels() * static_cast<int64_t>(depths.blocks.size()));
     }
     for (const Depths::Block& block : depths.blocks) {
       const float* rows[kMaxTileRows];
@@ -266,8 +300,8 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
         for (int64_t r = 0; r < mr; ++r) rows[r] = packed_a + index * mr * k + block.k * mr + r;
         return Left{1, &block.depth, rows, mr, nullptr};
       };
-      run_panels(block, layout, packed, panel0, std::min(layout.panels(), panel0 + cut.panels_each), i0, i1, left_of,
-                 Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k});
+      run_panels(block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1, left_of,
+                 Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
     }
     left.finished(task);
   });
@@ -276,14 +310,22 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
 namespace {
 
 void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
-                       const Epilogue& epilogue, float* packed_a, const Parallel& parallel) {
+                       const Epilogue& epilogue, float* packed_a, const Parallel& parallel, int threads) {
   const Depths depths(1, k);
   const PackedB layout(n);
   const int64_t mr = tile().mr;
   const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
   if (a.col != 1) pack_all_rows(a, m, k, packed_a, parallel);
-  parallel(layout.panels(), [&](int64_t panel) {
+  const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4);
+  const auto multiply_panel = [&](int64_t panel, int64_t following) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, n - j);
+    Ahead ahead;
+    if (following < layout.panels()) {
+      const int64_t next = layout.first_column(following), columns = std::min(layout.width(following), n - next);
+      const int64_t tiles = ceil_div(m, mr) * static_cast<int64_t>(depths.blocks.size());
+      ahead = b.col == 1 ? Ahead(b.data + next, k, b.row, columns, tiles)
+                         : Ahead(b.data + next * b.col, columns, b.col, k, tiles);
+    }
     alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
     for (const Depths::Block& block : depths.blocks) {
       pack_panel(b.data + block.k * b.row + j * b.col, b.col, b.row, cols, block.depth, width, packed);
@@ -295,8 +337,14 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
         return Left{1, &block.depth, rows, a.col == 1 ? 1 : mr, nullptr};
       };
       run_panel(packed, j, cols, width, 0, m, left_of,
-                Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k});
+                Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
     }
+  };
+  parallel(ceil_div(layout.panels(), run), [&](int64_t task) {
+    const int64_t end = std::min(layout.panels(), (task + 1) * run);
+    for (int64_t panel = task * run; panel < end; ++panel)
+      // The next task of this thread is most likely the one that comes after one for each other.
+      multiply_panel(panel, panel + 1 < end ? panel + 1 : (task + threads) * run);
   });
 }
 
@@ -306,7 +354,8 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
               float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
-  if (packs_by_panel(m, n, k, threads)) return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel);
+  if (packs_by_panel(m, n, k, threads))
+    return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
   const Chunk chunk(n, k);
   float* const work = workspace + packed_floats(chunk.k, chunk.n);
   for (int64_t j = 0; j < n; j += chunk.n)
@@ -326,14 +375,14 @@ void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows,
                        const Epilogue& epilogue, const Parallel& parallel, int threads) {
   if (m == 0 || layout.n == 0) return;
   const Cut cut(m, depths, layout, threads, epilogue.rows_done != nullptr);
-  RowsLeft left(cut, m, epilogue.rows_done);
-  parallel(cut.row_tasks * cut.column_tasks, [&](int64_t task) {
-    const int64_t i0 = cut.first_row(task), i1 = std::min(m, i0 + cut.rows), panel0 = cut.first_panel(task);
+  RowsLeft left(cut, epilogue.rows_done);
+  parallel(cut.tasks(), [&](int64_t task) {
+    const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
     TileTable table;
     for (const Depths::Block& block : depths.blocks) {
       table.fill(depths, block, rows, i0, i1);
       run_panels(
-          block, layout, packed, panel0, std::min(layout.panels(), panel0 + cut.panels_each), i0, i1,
+          block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1,
           [&](int64_t index) { return table.tile_at(index); },
           Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
     }
@@ -360,10 +409,10 @@ void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int6
         return copy_lines<16>(src, step, k, width, dst);
       case 32:
         return copy_lines<32>(src, step, k, width, dst);
-      case 64:
-        return copy_lines<64>(src, step, k, width, dst);
       case 48:
         return copy_lines<48>(src, step, k, width, dst);
+      case 64:
+        return copy_lines<64>(src, step, k, width, dst);
       default:
         for (int64_t p = 0; p < k; ++p) std::memcpy(dst + p * width, src + p * step, sizeof(float) * count);
         return;
@@ -371,12 +420,13 @@ void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int6
   }
   int64_t v = 0;
   if (step == 1 && has_avx512()) {
-    for (; v + 16 <= count; v += 16) {
-      int64_t p = 0;
-      for (; p + 16 <= k; p += 16) transpose16(src + v * vec + p, vec, dst + p * width + v, width);
-      for (; p < k; ++p)
-        for (int64_t u = v; u < v + 16; ++u) dst[p * width + u] = src[u * vec + p];
-    }
+    const int64_t whole = count / 16 * 16;
+    int64_t p = 0;
+    for (; p + 16 <= k; p += 16)
+      for (v = 0; v < whole; v += 16) transpose16(src + v * vec + p, vec, dst + p * width + v, width);
+    for (; p < k; ++p)
+      for (v = 0; v < whole; ++v) dst[p * width + v] = src[v * vec + p];
+    v = whole;
   }
   // Four vectors at a time keep the reads in few streams and the writes in one line.
   for (; v + 4 <= count; v += 4) {

@@ -181,5 +181,20 @@ KILN_AVX512 void transpose16(const float* src, int64_t src_row, float* dst, int6
   }
 }
 
+KILN_AVX512 void pack_sixes(const float* src, int64_t step, int64_t lines, int64_t tiles, int64_t depth, bool more,
+                            float* dst) {
+  constexpr int64_t kTogether = 8;
+  for (int64_t t0 = 0; t0 < tiles; t0 += kTogether) {
+    const int64_t t1 = t0 + kTogether < tiles ? t0 + kTogether : tiles;
+    for (int64_t p = 0; p + (more ? 0 : 1) < lines; ++p)
+      for (int64_t t = t0; t < t1; ++t)
+        _mm256_storeu_ps(dst + (t * depth + p) * 6, _mm256_loadu_ps(src + p * step + t * 6));
+    if (more || lines == 0) continue;
+    for (int64_t t = t0; t < t1; ++t)
+      _mm256_mask_storeu_ps(dst + (t * depth + lines - 1) * 6, 0x3f,
+                            _mm256_maskz_loadu_ps(0x3f, src + (lines - 1) * step + t * 6));
+  }
+}
+
 }  // namespace kiln::runtime::gemm
 #pragma GCC diagnostic pop
