@@ -164,6 +164,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     Scoped<ConfigPtr> quiet(mode().config, nullptr);
     const ModesScope modes;
     std::vector<py::Ref> held;
+    held.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) held.push_back(py::Ref::borrow(values[i]));
     std::vector<PyObject*> args(values, values + entry.num_inputs);
     py::Ref result = py::check(PyObject_Vectorcall(entry.python_graph.get(), args.data(), args.size(), nullptr));

@@ -50,6 +50,10 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
       case FastOp::Tensor:
         if (!check_tensor(value_of(f.operand), facts_[f.guard])) return Outcome::Fails;
         break;
+      case FastOp::Images:
+        for (size_t i = 0; i < images_.size(); ++i)
+          if (!images_.same(i) && !check_tensor(images_.object(i), facts_[images_.guard(i)])) return Outcome::Fails;
+        break;
       case FastOp::Holds:
         if (!holds(f.guard, value_of(f.operand), value_of(f.other))) return Outcome::Fails;
         break;
@@ -70,6 +74,7 @@ void GuardTree::make_fast() {
   delivered_.clear();
   words_.clear();
   word_nodes_.clear();
+  images_.clear();
   failed_ = {-1, false};
   std::vector<Fast> types;  // versions of the types, few
   std::vector<Fast> last;   // checks of pinned tensors: nothing rests on them
@@ -232,15 +237,18 @@ void GuardTree::make_fast() {
         default:
           break;
       }
+      const bool pinned_tensor = k.pinned && guard.kind == Guard::Kind::Tensor;
+      if (pinned_tensor && images_.add(k.operand.object, g)) continue;
       Fast f;
       f.op = guard.kind == Guard::Kind::Tensor ? FastOp::Tensor : FastOp::Holds;
       f.guard = g;
       f.operand = k.operand;
-      (f.op == FastOp::Tensor && k.pinned ? last : fast_).push_back(f);
+      (pinned_tensor ? last : fast_).push_back(f);
     }
   }
   fast_.insert(fast_.end(), types.begin(), types.end());
   fast_.insert(fast_.end(), last.begin(), last.end());
+  if (images_.size()) add(FastOp::Images, -1);
   for (int g : binary_) {
     const Known& a = known[ends_[g].first];
     const Known& b = known[ends_[g].second];

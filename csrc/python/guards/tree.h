@@ -7,6 +7,7 @@
 
 #include "python/guards/checks.h"
 #include "python/guards/guard.h"
+#include "python/guards/tensor_image.h"
 
 namespace kiln::guards {
 
@@ -56,7 +57,7 @@ class GuardTree {
   size_t num_wanted() const { return wanted_.size(); }
   /// How often the slow program ran and how many steps the fast one has; for tests.
   int64_t slow_runs() const { return slow_runs_; }
-  size_t fast_size() const { return fast_.size() + words_.size(); }
+  size_t fast_size() const { return fast_.size() + words_.size() + images_.size(); }
 
  private:
   struct Node {
@@ -86,6 +87,7 @@ class GuardTree {
     TypeIs,       // type of operand is `expected`
     Words,        // the next `out` of words_
     Tensor,       // tensor facts of guard `guard`
+    Images,       // all of images_
     Holds,        // guard `guard`, any kind
   };
   struct Fast {
@@ -151,6 +153,7 @@ class GuardTree {
   std::vector<Operand> delivered_;  // where the fast program's wanted values are
   std::vector<Word> words_;
   std::vector<WordNode> word_nodes_;
+  TensorImages images_;            // pinned tensors
   std::vector<PyObject*> fixed_;   // known to the fast program, different from each other; sorted
   std::vector<int> moving_;        // slots
   std::vector<PyObject*> sorted_;  // scratch
