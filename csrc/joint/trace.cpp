@@ -406,14 +406,16 @@ void Tracer::differentiate() {
   }
   if (roots.empty()) return;
   check_leaves(roots);
+  const Reach reach(roots);
   std::vector<int64_t> primals;
   for (size_t i = 0; i < edges_.size(); ++i) {
     const auto it = primal_index_.find(primals_[i].unsafeGetTensorImpl());
     if (!edges_[i].is_valid() || it->second != static_cast<int64_t>(i)) continue;
+    // With an edge to it, autograd would run what lies behind this one, hooks too, on no gradient.
+    if (reach.at(edges_[i]).none()) continue;
     primals.push_back(static_cast<int64_t>(i));
     targets.push_back(edges_[i]);
   }
-  const Reach reach(roots);
   for (size_t k = 0; k < roots.size(); ++k)
     if (reach.at(roots[k]).count() > 1) {
       joint_.total_of.push_back(static_cast<int64_t>(k));

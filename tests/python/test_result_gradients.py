@@ -206,3 +206,31 @@ def test_unobserved_results_share_one_backward():
     results[0].retain_grad()
     total(results).backward()
     assert len(graphs) > 1
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_no_result_depends_on_sees_no_backward(inner):
+    """Not even with zeros: hooks behind an input that is only read in no_grad stay silent, and its gradient is None."""
+
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            if inner:
+                x = self.head(x)
+            with torch.no_grad():
+                x = x + 1
+            return self.head(self.body(x))
+
+    seen = []
+    for wrap in (lambda net: net, kiln.compile):
+        net, calls = Detached(), []
+        net.head.register_full_backward_hook(lambda m, grads, outputs, calls=calls: calls.append(len(grads)))
+        module, x = wrap(net), ROWS[:, :3].clone().requires_grad_()
+        module(module(x)).sum().backward()
+        seen.append((calls, x.grad, net.head.weight.grad))
+    assert seen[0][1] is None
+    assert_same(*seen)
