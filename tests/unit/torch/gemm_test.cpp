@@ -25,8 +25,9 @@ struct Case {
 // Every edge of the tile in both directions, depths around the block's, and all four storage orders.
 TEST(Gemm, EqualsDoublePrecisionProduct) {
   if (!supported()) GTEST_SKIP();
-  const Case cases[] = {{1, 1, 1},       {8, 48, 16}, {7, 47, 33},   {9, 49, 5}, {17, 16, 512}, {5, 33, 513},
-                        {64, 100, 1030}, {3, 97, 2},  {40, 15, 100}, {0, 4, 3},  {4, 3, 0}};
+  const Case cases[] = {{1, 1, 1},    {8, 48, 16},     {7, 47, 33},   {9, 49, 5},    {17, 16, 512},
+                        {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},    {40, 15, 100}, {0, 4, 3},
+                        {4, 3, 0},    {50, 261, 520},  {600, 70, 130}};  // packed panel by panel; many blocks of rows
   for (const Case& s : cases)
     for (int order = 0; order < 4; ++order)
       for (int mode = 0; mode < 4; ++mode) {
@@ -59,6 +60,20 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
           for (int64_t j = n; j < ldc; ++j) ASSERT_EQ(c[i * ldc + j], 2.0f) << "wrote past a row";
         }
       }
+}
+
+// Of a matrix whose rows or columns are all the same line of memory nothing behind that line may be read.
+TEST(Gemm, ExpandedOperands) {
+  if (!supported()) GTEST_SKIP();
+  const int64_t m = 12, n = 32, k = 40;
+  const std::vector<float> line(k, 1.0f);
+  for (const Matrix& a : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}, Matrix{line.data(), 0, 0}})
+    for (const Matrix& b : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}}) {
+      std::vector<float> c(m * n);
+      const Buffer work = aligned(workspace_floats(m, n, k, a, 1));
+      multiply(m, n, k, a, b, c.data(), n, Epilogue{}, work.get(), kSerial, 1);
+      for (float x : c) ASSERT_EQ(x, static_cast<float>(k));
+    }
 }
 
 }  // namespace
