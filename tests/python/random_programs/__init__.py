@@ -7,6 +7,6 @@ test_random_programs.py runs a fixed choice of seeds. To look for others, in tes
 prints each program whose compiled run differs, and how.
 """
 
-from . import arithmetic, memory, objects, training
+from . import arithmetic, memory, modules, objects, training
 
-KINDS = {"arithmetic": arithmetic, "memory": memory, "objects": objects, "training": training}
+KINDS = {"arithmetic": arithmetic, "memory": memory, "modules": modules, "objects": objects, "training": training}
