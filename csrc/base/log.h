@@ -6,20 +6,18 @@
 // Artifact logs: KILN_LOGS=graph,guards,... switches topics on; each topic prints whole texts, not debug lines.
 namespace kiln {
 
-#define KILN_LOG_TOPICS(X)                                                    \
-  X(graph, "captured torch-level graphs")                                     \
-  X(bytecode, "original and modified bytecode")                               \
-  X(guards, "guards of each compiled entry")                                  \
-  X(recompiles, "which guard failed and caused a recompile")                  \
-  X(graph_breaks, "graph breaks with the user's stack, cause and hint")       \
-  X(aot, "joint, forward and backward graphs")                                \
-  X(loops, "loop-level IR before and after scheduling")                       \
-  X(output_code, "generated kernels and the artifact's steps")                \
-  X(compiled_autograd, "graphs of compiled autograd")                         \
-  X(compiled_autograd_verbose, "compiled autograd, with each node's reasons") \
-  X(timing, "time of every stage and pass")                                   \
-  X(step_times, "time of each step of an artifact, after 10, 100, .. calls")  \
-  X(bisect, "functions, graphs and kernels, numbered as bisect counts them")  \
+#define KILN_LOG_TOPICS(X)                                                   \
+  X(graph, "captured torch-level graphs")                                    \
+  X(bytecode, "original and modified bytecode")                              \
+  X(guards, "guards of each compiled entry")                                 \
+  X(recompiles, "which guard failed and caused a recompile")                 \
+  X(graph_breaks, "graph breaks with the user's stack, cause and hint")      \
+  X(aot, "joint, forward and backward graphs")                               \
+  X(loops, "loop-level IR before and after scheduling")                      \
+  X(output_code, "generated kernels and the artifact's steps")               \
+  X(timing, "time of every stage and pass")                                  \
+  X(step_times, "time of each step of an artifact, after 10, 100, .. calls") \
+  X(bisect, "functions, graphs and kernels, numbered as bisect counts them") \
   X(fallback, "ops that run as ATen calls, shapes from Meta kernels, and other quiet fallbacks")
 
 enum class Topic {

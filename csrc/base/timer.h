@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kiln {
@@ -13,6 +14,9 @@ struct StageTime {
 
 /// Times of the compile in progress on this thread, in the order in which stages ended; explain and reports read it.
 std::vector<StageTime>& stage_times();
+
+/// Logs (topic timing) these times from the `from`th on, those of one name added up.
+void log_stage_times(std::string_view heading, size_t from = 0);
 
 /// Adds a StageTime when it goes out of scope.
 class StageTimer {

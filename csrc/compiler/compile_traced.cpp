@@ -57,7 +57,10 @@ struct BackwardMaker {
                 "the gradient of one result of this compiled function by another is asked for (retain_grad, a hook, "
                 "autograd.grad), and is no value of its own in the backward graph: run the function in eager");
     if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "backward graph of some outputs", graph::print(*part.graph));
-    return {compile(*part.graph), std::move(part.inputs)};
+    const size_t before = stage_times().size();
+    auto artifact = compile(*part.graph);
+    log_stage_times("backward of some outputs", before);
+    return {std::move(artifact), std::move(part.inputs)};
   }
 
  private:

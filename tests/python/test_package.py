@@ -1,6 +1,7 @@
 """The package around the core: versions, options, backends' table, comparison helper."""
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path, PurePosixPath
 
@@ -89,6 +90,34 @@ def test_config_lists_every_option():
 def test_unknown_log_topic():
     with pytest.raises(kiln.exc.UserError, match="nothing"):
         kiln.set_logs("graph,nothing")
+
+
+def logged_topics():
+    page = Path(__file__).parents[2] / "docs" / "logs.md"
+    return re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("topic", logged_topics())
+def test_every_log_topic_prints(topic, capfd):
+    def f(x, w):
+        y = torch.linalg.det(x @ w)
+        if y > 0:
+            y = y * 2
+        return y.cos()
+
+    compiled = kiln.compile(f)
+    kiln.set_logs(topic)
+    try:
+        for size in (2, 3):
+            w = torch.eye(size, requires_grad=True)
+            for _ in range(12):
+                compiled(torch.eye(size), w).backward()
+    finally:
+        kiln.set_logs("")
+    text = capfd.readouterr().err
+    assert topic in text
+    if topic == "timing":
+        assert re.search(r"\d ms  capture", text) and re.search(r"\d ms  codegen", text)
 
 
 def test_backends_table():

@@ -205,6 +205,7 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
     log_artifact(Topic::guards, place, text);
   }
   if (!graph_text.empty()) log_artifact(Topic::graph, place, graph_text);
+  log_stage_times(place);
   if (!recording()) return;
   Record r;
   r.function = name_of(code);
