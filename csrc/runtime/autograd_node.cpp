@@ -12,6 +12,7 @@
 #include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/error.h"
+#include "runtime/silent_edges.h"
 
 namespace kiln::runtime {
 
@@ -63,6 +64,20 @@ void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs) {
 
 variable_list CompiledBackward::apply(variable_list&& grads) {
   std::lock_guard<std::mutex> lock(mutex_);
+  variable_list out = gradients(std::move(grads));
+  TakenEdges taken = take_silent_edges(next_edges_, out);
+  if (taken.empty()) return out;
+  // They come back at the end of the engine's task; where an error ends it, with what the task held.
+  const auto put_back = [node = getptr(), taken = std::move(taken)] {
+    auto& edges = static_cast<CompiledBackward&>(*node).next_edges_;
+    for (const auto& [i, edge] : taken) edges[i] = edge;
+  };
+  const auto at_end = std::make_shared<c10::scope_exit<decltype(put_back)>>(put_back);
+  torch::autograd::Engine::get_default_engine().queue_callback([put_back, at_end] { put_back(); });
+  return out;
+}
+
+variable_list CompiledBackward::gradients(variable_list&& grads) {
   joint::Part part{joint::TangentSet(grads.size()), parts_->no_tangents()};
   for (size_t i = 0; i < grads.size(); ++i) part.defined[i] = grads[i].defined();
   TORCH_CHECK(!part.defined.intersects(used_up_), torch::autograd::ERR_BACKWARD_TWICE);

@@ -29,6 +29,7 @@ class CompiledBackward : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
  private:
+  torch::autograd::variable_list gradients(torch::autograd::variable_list&& grads);
   torch::autograd::variable_list apply_in_eager(const joint::Part& part, const torch::autograd::variable_list& grads);
   torch::autograd::variable_list run(const joint::Part& part, torch::autograd::variable_list&& grads, bool keep_graph);
   /// After a backward of these outputs without retain_graph.

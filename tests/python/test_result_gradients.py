@@ -234,3 +234,82 @@ def test_what_no_result_depends_on_sees_no_backward(inner):
         seen.append((calls, x.grad, net.head.weight.grad))
     assert seen[0][1] is None
     assert_same(*seen)
+
+
+class Heads(nn.Module):
+    """Results that depend on some of the parameters each."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, y):
+        x = self.body(x).tanh()
+        return self.left(x), self.right(x * y), y.exp()
+
+
+USES = {
+    "left": lambda net, x, y: net(x, y)[0].sum().backward(),
+    "right": lambda net, x, y: net(x, y)[1].sum().backward(),
+    "last": lambda net, x, y: net(x, y)[2].sum().backward(),
+    "all": lambda net, x, y: sum(r.sum() for r in net(x, y)).backward(),
+    "left of two calls": lambda net, x, y: (net(x, y)[0].sum() + net(y, x)[0].sum()).backward(),
+    "left, then right": lambda net, x, y: (net(x, y)[0].sum() + net(y, x)[1].sum()).backward(),
+    "of each other": lambda net, x, y: net(net(x, y)[2], net(x, y)[0])[1].sum().backward(),
+    "used outside before": lambda net, x, y: (net.right(y).sum() + net(x, y)[0].sum()).backward(),
+    "used outside after": lambda net, x, y: (net(x, y)[0] @ net.right(y).T + net.right.weight.sum()).sum().backward(),
+    "some inputs": lambda net, x, y: net(x, y)[0].sum().backward(inputs=[net.left.weight, x]),
+    "grad": lambda net, x, y: torch.autograd.grad(net(x, y)[0].sum(), [x, y, net.right.bias], allow_unused=True),
+    "grad of what is not there": lambda net, x, y: torch.autograd.grad(net(x, y)[0].sum(), [net.right.bias]),
+}
+
+
+def twice(net, x, y):
+    results = net(x, y)
+    results[0].sum().backward(retain_graph=True)
+    results[1].sum().backward(retain_graph=True)
+    results[0].sum().backward()
+
+
+@pytest.mark.parametrize("use", [*USES.values(), twice], ids=[*USES, "twice"])
+@pytest.mark.parametrize("outside", [False, True])
+def test_hooks_see_only_gradients_that_are_there(use, outside):
+    """A hook on what the differentiated results do not depend on is not called, as in eager; with None it would fail."""
+    seen = []
+    for wrap in (lambda net: net, kiln.compile):
+        net, calls = Heads(), []
+        for name, p in net.named_parameters():
+            p.register_hook(lambda g, name=name, calls=calls: (calls.append(name), g * 2)[1])
+        leaves = [ROWS[:, :3].clone().requires_grad_() for _ in range(2)]
+        x, y = leaves
+        if outside:
+            x, y = x * 1.5, y.sin()
+        for name, t in (("x", x), ("y", y)):
+            t.register_hook(lambda g, name=name, calls=calls: (calls.append(name), g + 1)[1])
+        try:
+            got = use(wrap(net), x, y)
+        except RuntimeError as e:
+            got = str(e).split(".")[0]
+        seen.append((got, sorted(calls), [t.grad for t in leaves], [p.grad for p in net.parameters()]))
+    assert_same(*seen)
+
+
+def test_an_error_in_a_hook_leaves_the_graph_whole():
+    """What got no gradient in the backward that failed gets its own in the next one."""
+
+    def fail(g):
+        raise ValueError("once")
+
+    seen = []
+    for wrap in (lambda net: net, kiln.compile):
+        net = Heads()
+        left, right, _ = wrap(net)(ROWS[:, :3], ROWS[:, :3] + 1)
+        handle = net.left.bias.register_hook(fail)
+        with pytest.raises(ValueError, match="once"):
+            left.sum().backward(retain_graph=True)
+        handle.remove()
+        net.zero_grad()
+        (left + right).sum().backward()
+        seen.append([p.grad for p in net.parameters()])
+    assert_same(*seen)
