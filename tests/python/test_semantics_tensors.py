@@ -755,3 +755,28 @@ def test_powers_in_place_stay_in_the_graph():
         torch.testing.assert_close(found, expected)
     kiln.reset()
     assert kiln.explain(f)(x).graph_break_count == 0
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.as_subclass(Tagged) * 2,
+        lambda x: Tagged(x).sum(),
+        lambda x: torch.Tensor._make_subclass(Tagged, x * 2),
+        lambda x: (x + 1, [x.as_subclass(Tagged)][0].mean()),
+        lambda x: (x.as_subclass(Tagged) * 2).as_subclass(torch.Tensor),
+        lambda x: torch.nn.Parameter(x * 2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:kiln")
+def test_classes_of_tensors_made_inside(f):
+    expected, compiled = f(X), kiln.compile(f)
+    for _ in range(2):
+        found = compiled(X)
+        assert_same(found, expected)
+        parts = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+        assert all(type(a) is type(b) for a, b in parts)

@@ -186,6 +186,10 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
   PyObject* r = f();
   --torch_depth;
   r = after_c_call(r);
+  if (r && py::is_tensor(r) && !captures_class(r)) {
+    const py::Ref made = py::Ref::steal(r);
+    return break_at_class(r);
+  }
   if (!r || torch_depth > 0 || trace.num_nodes == before) return r;
   // A factory's requires_grad=True is set above the dispatcher.
   if (kwnames && py::is_tensor(r)) {

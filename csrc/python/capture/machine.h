@@ -127,6 +127,9 @@ class Machine {
   bool is_constant(PyObject* o);
   PyObject* make_shadow(PyObject* o, Class c, const SourcePtr& source);
   PyObject* make_fake(PyObject* tensor, const SourcePtr& source);
+  /// Whether tensors of this one's class can be in a graph: results are plain tensors.
+  bool captures_class(PyObject* tensor) const;
+  PyObject* break_at_class(PyObject* tensor);
   /// The real tensor behind a fake that stands for one, else null (borrowed).
   PyObject* real_of(PyObject* o) {
     Known* k = find(o);

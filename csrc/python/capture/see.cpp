@@ -394,11 +394,20 @@ bool Machine::activate(Known& k) {
 
 // --- stand-ins -------------------------------------------------------------------------------------------------------
 
-PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
+bool Machine::captures_class(PyObject* tensor) const {
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
   const Names& n = names();
-  if (type != n.tensor_type && type != n.parameter_type && type != n.buffer_type)
-    return graph_break("tensor-subclass", std::string("a tensor of class ") + Py_TYPE(tensor)->tp_name);
+  return type == n.tensor_type || type == n.parameter_type || type == n.buffer_type;
+}
+
+PyObject* Machine::break_at_class(PyObject* tensor) {
+  return graph_break("tensor-subclass", std::string("a tensor of class ") + Py_TYPE(tensor)->tp_name);
+}
+
+PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
+  if (!captures_class(tensor)) return break_at_class(tensor);
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  const Names& n = names();
   const at::Tensor real = THPVariable_Unpack(tensor);
   std::string why;
   at::Tensor fake;
