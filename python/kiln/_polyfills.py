@@ -58,6 +58,16 @@ def methodcaller(name, /, *args, **kwargs):
     return lambda obj: getattr(obj, name)(*args, **kwargs)
 
 
+def cached_property___get__(self, instance, owner=None):
+    """functools.cached_property.__get__ without its lock, which nobody may hold when a capture is given up."""
+    cache = getattr(instance, "__dict__", None)
+    if type(cache) is not dict or self.attrname is None:
+        return NotImplemented
+    if self.attrname not in cache:
+        cache[self.attrname] = self.func(instance)
+    return cache[self.attrname]
+
+
 class FunctionContext:
     """The `ctx` that a captured torch.autograd.Function gets: the members of PyTorch's own."""
 

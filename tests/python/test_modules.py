@@ -344,3 +344,15 @@ def test_recurrent_modules_train(kind, kwargs):
 
     for a, b in zip(gradients(module), gradients(kiln.compile(module)), strict=True):
         torch.testing.assert_close(b, a)
+
+
+def test_module_of_fx():
+    """Its class is made by __new__, for each module anew."""
+    torch.manual_seed(0)
+    net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    x = torch.ones(2, 3)
+    compiled = kiln.compile(net, fullgraph=True)
+    assert isinstance(compiled, torch.fx.GraphModule)
+    assert_same(compiled(x), net(x))
+    assert_same(copy.deepcopy(compiled)(x), net(x))
+    assert_same(kiln.compile(lambda x: net(x) * 2)(x), net(x) * 2)

@@ -720,3 +720,26 @@ def test_bound_builtin_through_getattribute():
         return x * copy.deepcopy(config).a
 
     check(f, torch.ones(2))
+
+
+def test_cached_properties_stay_in_the_graph():
+    class Net(torch.nn.Module):
+        count = 0
+
+        @functools.cached_property
+        def table(self):
+            object.__setattr__(self, "count", self.count + 1)
+            return torch.arange(3.0) * 2
+
+        def forward(self, x):
+            return x * self.table + self.table
+
+    plain, net = Net(), Net()
+    compiled = kiln.compile(net, fullgraph=True)
+    for _ in range(3):
+        assert_same(compiled(X[0, :3]), plain(X[0, :3]))
+    assert net.count == 1 and "table" in vars(net)
+    # One that has no name yet fails as in eager.
+    nameless = functools.cached_property(lambda self: 1)
+    with pytest.raises(TypeError, match="__set_name__"):
+        kiln.compile(lambda x: x * nameless.__get__(net))(X)
