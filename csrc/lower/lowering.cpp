@@ -395,6 +395,7 @@ void Lowering::lower_node(const Node& n) {
 void Lowering::lower_outputs() {
   std::unordered_set<BufferId> mutated;
   for (const auto& m : g_.mutations()) mutated.insert(get(m.input).buffer);
+  std::unordered_map<std::string, int> outputs_of;  // of a node's results, and of one result that is returned twice
   for (const Arg& a : g_.outputs()) {
     Output out;
     if (a.is_value() && a.value()) {
@@ -412,8 +413,10 @@ void Lowering::lower_outputs() {
           to.dtype = m.dtype;
           to.sizes = m.sizes;
           to.strides = m.strides;
-          to.buffer = add_buffer(v.node->name + "_out", m, loops::BufferKind::Output);
-          store(t, to, v.node->name + "_out");
+          std::string name = v.node->name + "_out";
+          if (const int before = outputs_of[name]++) name += "_" + std::to_string(before);
+          to.buffer = add_buffer(name, m, loops::BufferKind::Output);
+          store(t, to, name);
           t = std::move(to);
         }
         t.strides = meta.is_non_overlapping_and_dense() ? meta.strides : t.strides;

@@ -357,3 +357,20 @@ def test_a_layer_norm_between_transposes_of_equal_sizes():
         return y, [p.grad.clone() for p in m.parameters()]
 
     assert_same(run(program), run(kiln.compile(program)))
+
+
+def test_one_gradient_for_many_parameters():
+    """Equal gradients are one value of the graph, and tensors of their own."""
+    params = [torch.full((n,), 0.5, requires_grad=True) for n in (6, 6, 8, 8, 8)]
+
+    def f(x):
+        return x.flip(-1) + sum(p.sum() for p in params) * 0.01
+
+    grads = []
+    for function in (f, kiln.compile(f)):
+        for p in params:
+            p.grad = None
+        function(torch.ones(5)).sum().backward()
+        params[0].grad.mul_(2)
+        grads.append([p.grad.clone() for p in params])
+    assert_same(*grads)
