@@ -67,13 +67,13 @@ variable_list CompiledBackward::apply(variable_list&& grads) {
   variable_list out = gradients(std::move(grads));
   TakenEdges taken = take_silent_edges(next_edges_, out);
   if (taken.empty()) return out;
-  // They come back at the end of the engine's task; where an error ends it, with what the task held.
-  const auto put_back = [node = getptr(), taken = std::move(taken)] {
+  // They come back when this is let go: by the engine at the end of its task, or with the task where an error ends it.
+  std::shared_ptr<void> put_back(nullptr, [node = getptr(), taken = std::move(taken)](void*) {
     auto& edges = static_cast<CompiledBackward&>(*node).next_edges_;
     for (const auto& [i, edge] : taken) edges[i] = edge;
-  };
-  const auto at_end = std::make_shared<c10::scope_exit<decltype(put_back)>>(put_back);
-  torch::autograd::Engine::get_default_engine().queue_callback([put_back, at_end] { put_back(); });
+  });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [put_back = std::move(put_back)]() mutable { put_back.reset(); });
   return out;
 }
 

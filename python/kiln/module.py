@@ -58,9 +58,8 @@ def wrap(module: torch.nn.Module, compiler: Compiler) -> OptimizedModule:
         "__call__": staticmethod(entry),
     }
     wrapper_class = type(cls)(cls.__name__, (OptimizedModule, cls), namespace)
-    wrapper = object.__new__(
-        wrapper_class
-    )  # the class may make others: fx.GraphModule.__new__ makes a class of its own
+    # Not by the class's own __new__, which may make something else: fx.GraphModule's makes a class for each instance.
+    wrapper = object.__new__(wrapper_class)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     object.__setattr__(wrapper, "_orig_mod", module)
     object.__setattr__(wrapper, "_kiln_compile", compiler)

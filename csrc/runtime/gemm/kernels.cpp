@@ -183,6 +183,7 @@ KILN_AVX512 void transpose16(const float* src, int64_t src_row, float* dst, int6
 
 KILN_AVX512 void pack_sixes(const float* src, int64_t step, int64_t lines, int64_t tiles, int64_t depth, bool more,
                             float* dst) {
+  static_assert(kTile512.mr == 6);
   constexpr int64_t kTogether = 8;
   for (int64_t t0 = 0; t0 < tiles; t0 += kTogether) {
     const int64_t t1 = t0 + kTogether < tiles ? t0 + kTogether : tiles;

@@ -198,24 +198,22 @@ def value_of(figure: Figure, rows: dict[tuple[str, str], dict[str, Result]]) -> 
         return None
     if figure.metric == "microseconds":
         value = ours.median * 1e6
-        return value, value <= figure.reach
-    if figure.metric == "depth":
+    elif figure.metric == "depth":
         deep = rows.get(("layers", "82"), {}).get("kiln")
         if deep is None or deep.error:
             return None
         value = deep.median / ours.median
-        return value, value <= figure.reach
-    if figure.metric == "peak":
+    elif figure.metric == "peak":
         name = figure.phase.split("|")[0]
         _, m, k, n = next(p for p in PRODUCTS if p[0] == name)
         value = 2.0 * m * k * n / ours.median / 1e9 / (ours.peak_gflops or float("nan"))
-        return value, value >= figure.reach
-    if figure.metric == "memory":
+    elif figure.metric == "memory":
         value = min(r.memory for r in others) / max(ours.memory, 1)
-        return value, value >= figure.reach
-    pick = (lambda r: r.first) if figure.metric == "first" else (lambda r: r.median)
-    value = min(pick(r) for r in others) / pick(ours)
-    return value, value >= figure.reach
+    elif figure.metric == "first":
+        value = min(r.first for r in others) / ours.first
+    else:
+        value = min(r.median for r in others) / ours.median
+    return value, value <= figure.reach if figure.metric in COSTS else value >= figure.reach
 
 
 def main(

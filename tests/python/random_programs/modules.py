@@ -99,7 +99,7 @@ SCENARIO = Grammar(
     ],
     pre=["lambda m, a: (a[0] * 0.9, *a[1:])", "lambda m, a: log.append(len(a))", "lambda m, a: a[0] + 1"],
     back=["lambda m, gi, go: log.append([None if g is None else tuple(g.shape) for g in gi])", "lambda m, gi, go: tuple(g * 2 for g in gi if g is not None)"],
-    part=["net.head", "net.head", "list(net.children())[-1]", "net", "list(net.modules())[len(log) % 3 + 1 - 2]"],
+    part=["net.head", "net.head", "list(net.children())[-1]", "net", "list(net.modules())[len(log) % 3 - 1]"],
     change=[
         *["net.eval()", "net.train()", "<part>.eval()"],
         *["handles.append(<part>.register_forward_hook(<hook>))"] * 2,
@@ -161,12 +161,6 @@ def program(seed):
 
 def as_function(net):
     return kiln.compile(lambda x: net(x))
-
-
-def as_method(net):
-    """Hooks are run by the call, the compiled part is what forward does."""
-    net.forward = kiln.compile(net.forward)
-    return net
 
 
 WAYS = {"module": kiln.compile, "function": as_function, "backend": functools.partial(kiln.compile, backend="eager")}
