@@ -5,6 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "aten/convert.h"
 #include "aten/infer.h"
 #include "base/error.h"
@@ -276,34 +278,18 @@ void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   }
 }
 
-/// Autograd's shallow copies of saved outputs lose the true device: a fake with the device of the others takes their
-/// place.
-void restore_devices(torch::jit::Stack& args) {
-  std::optional<c10::Device> known;
-  bool lost = false;
-  for (const c10::IValue& v : args)
-    for_each_tensor(v, [&](const at::Tensor& t) {
-      if (!is_fake(t)) return;
-      if (t.device().is_meta())
-        lost = true;
-      else
-        known = t.device();
-    });
-  if (!lost) return;
-  auto restored = [&](const at::Tensor& t) {
-    if (!is_fake(t) || !t.device().is_meta()) return t;
-    return fake_over(t.storage(), t.scalar_type(), t.sizes(), t.strides(), t.storage_offset(),
-                     known.value_or(c10::Device(c10::kCPU)));
-  };
-  for (c10::IValue& v : args) {
-    if (v.isTensor()) {
-      v = restored(v.toTensor());
-    } else if (v.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : v.toTensorVector()) list.push_back(restored(t));
-      v = list;
-    }
-  }
+/// Whether a fake is moved to the meta device, as kernels do that want to know a shape.
+bool moves_to_meta(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  return (op.kind == OpKind::View || op.kind == OpKind::Functional) &&
+         std::any_of(args.begin(), args.end(),
+                     [](const c10::IValue& v) { return v.isDevice() && v.toDevice().is_meta(); });
+}
+
+/// The results are no fakes.
+void run_on_meta(const OpInfo& op, torch::jit::Stack& stack, size_t first) {
+  for (size_t i = first; i < stack.size(); ++i) to_plain_meta(stack[i]);
+  NoFakeGuard no_fake;
+  op.handle.callBoxed(stack);
 }
 
 void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -322,6 +308,10 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   if (!any_fake && !op.factory) {  // constants among themselves: compute
     NoFakeGuard no_fake;
     handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake), stack);
+    return;
+  }
+  if (any_fake && moves_to_meta(op, c10::ArrayRef<c10::IValue>(*stack).slice(first))) {
+    run_on_meta(op, *stack, first);
     return;
   }
   if (any_real) throw Unsupported("a tensor with data met a traced one in " + op.op.name());
@@ -390,6 +380,30 @@ at::Tensor make_fake(const graph::TensorMeta& meta) {
   at::Tensor t = fake_over(storage_of(nbytes), dtype, meta.sizes, meta.strides, meta.offset, to_device(meta.device));
   if (meta.requires_grad) t.set_requires_grad(true);
   return t;
+}
+
+void restore_devices(c10::ArrayRef<c10::IValue> values) {
+  for (const c10::IValue& v : values)
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      if (!is_fake(t) || !t.device().is_meta()) return;
+      const c10::DeviceType type = c10::dispatchKeyToDeviceType(c10::highestPriorityBackendTypeId(t.key_set()));
+      t.unsafeGetTensorImpl()->set_fake_device(c10::Device(type));
+    });
+}
+
+void call_on_fakes(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  static const c10::OperatorName kMaxPool1d("aten::max_pool1d", "");
+  const at::Tensor* self = op.operator_name() == kMaxPool1d ? &torch::jit::peek(stack, 0, 6).toTensor() : nullptr;
+  if (!self || (at::GradMode::is_enabled() && self->requires_grad())) {
+    op.callBoxed(stack);
+    return;
+  }
+  // Eager has a kernel of its own for this case, which makes contiguous results.
+  const auto args = torch::jit::pop(stack, 6);
+  const auto ints = [&](size_t i) { return args[i].toIntVector(); };
+  stack.push_back(
+      std::get<0>(at::max_pool1d_with_indices(args[0].toTensor(), ints(1), ints(2), ints(3), ints(4), args[5].toBool()))
+          .contiguous());
 }
 
 FakeObserverGuard::FakeObserverGuard(FakeObserver* o) : before_(std::exchange(observer, o)) {}

@@ -65,6 +65,13 @@ class NoFakeGuard {
   c10::impl::ExcludeDispatchKeyGuard guard_;
 };
 
+/// Gives fakes among these values their device again, which autograd's shallow copies of saved tensors have lost.
+void restore_devices(c10::ArrayRef<c10::IValue> values);
+
+/// Runs an operator on a stack of its arguments, fakes among them: as callBoxed does, but for composites that read the
+/// memory of CPU tensors where those need no gradient, which the Fake fallback cannot see.
+void call_on_fakes(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
 /// Sees every op that the Fake fallback runs, after it ran: its arguments (as they were passed) and results (fakes).
 class FakeObserver {
  public:

@@ -10,6 +10,7 @@
 #include "aten/overlap.h"
 #include "aten/pch.h"
 #include "aten/probe.h"
+#include "aten/transforms.h"
 #include "base/error.h"
 
 namespace kiln::aten {
@@ -64,8 +65,9 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
 /// Why an operator stays outside of graphs, whatever it is called with; empty if nothing speaks against it.
 std::string refusal(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
-  if (!schema.is_mutable()) return "";
   const std::string& name = op.operator_name().name;
+  if (name == "aten::_make_dual" || name == "aten::_unpack_dual") return name + " is of forward-mode differentiation";
+  if (!schema.is_mutable()) return "";
   // PyTorch's functionalization has no form of these for empty lists among what they write.
   if (name.starts_with("aten::_fused_")) return name + " updates lists of tensors in place";
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) &&
@@ -95,8 +97,20 @@ bool has_sparse_gradient(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValu
          needs_gradient(args[0]);
 }
 
-void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+/// Whether one of a call's arguments is of a transform, which may have ended (the tensors that a vjp function keeps).
+bool has_wrapper(const torch::jit::Stack& stack, size_t num_args) {
+  bool found = false;
+  for (size_t i = stack.size() - num_args; i < stack.size(); ++i)
+    for_each_tensor(stack[i], [&](const at::Tensor& t) { found |= is_wrapper(t); });
+  return found;
+}
+
+void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Trace* trace = current;
+  if (trace && (inside_transform() || has_wrapper(*stack, op.schema().arguments().size()))) {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    return;
+  }
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
   if (!trace) {
     op.callBoxed(*stack);
@@ -147,11 +161,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   // What is written cannot be taken back, what is returned may be large.
   if (info.kind == OpKind::InPlace) refuse(call);
   const bool grad_enabled = at::GradMode::is_enabled();
+  restore_devices(given);
   {
     InsideOperator inside;
     FakeModeGuard fakes;  // factories make fakes too
     try {
-      op.callBoxed(*stack);
+      call_on_fakes(op, *stack);
     } catch (const NeedsData& e) {
       fail(*trace, "operator-needs-data", e.what());
     } catch (const Unsupported& e) {
@@ -168,6 +183,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   std::vector<at::Tensor> tensors;
   bool list = false;
   const size_t num_results = schema.returns().size();
+  restore_devices(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - num_results));
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
   if (info.kind == OpKind::Functional) {
     int64_t elements = 0;
@@ -175,6 +191,19 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     if (elements <= kMaxProbedResult) refuse(call);
   }
   call.clear();
+  // Forward-mode differentiation has tensors that are zero without memory; what is computed from them is known here.
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0]._is_zerotensor()) {
+    const at::Tensor& t = tensors[0];
+    making_from_nothing = true;
+    trace
+        ->record(graph::Op("aten::zeros"),
+                 {graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type())), graph::Arg(),
+                  graph::Arg(device_of(t.device())), graph::Arg()},
+                 tensors)
+        ->grad_enabled = grad_enabled;
+    making_from_nothing = false;
+    return;
+  }
   std::string name = op.operator_name().name;
   if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
   // PyTorch's bindings of factories copy what they made if anyone else holds it, and the copy would be unknown.

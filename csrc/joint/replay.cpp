@@ -216,7 +216,7 @@ class Replay {
         traced.push_back(env_.at(v));
         return given.emplace_back(aten::make_fake(v.meta()));
       });
-      op.handle.callBoxed(stack);
+      aten::call_on_fakes(op.handle, stack);
       real = aten::flatten_tensors(stack);
     }
     KILN_CHECK(real.size() == results.size(), "an operator gives another number of results");
@@ -251,7 +251,7 @@ class Replay {
         const bool open = is_base(t) && !t.is_non_overlapping_and_dense();
         if (at::functionalization::impl::isFunctionalTensor(t) && !open) written.emplace_back(t, t.strides().vec());
       }
-    op->handle.callBoxed(stack);
+    aten::call_on_fakes(op->handle, stack);
     for (const auto& [t, strides] : written) restore_layout(t, strides);
     std::vector<at::Tensor> results = aten::flatten_tensors(stack);
     if (op->kind == aten::OpKind::InPlaceView && !results.empty()) transform(node, results[0]);

@@ -296,3 +296,77 @@ def record_function___exit__(self, exc_type, exc_value, traceback):
     if self.record is not None:  # entered in eager
         return NotImplemented
     self.run_callbacks_on_exit = True
+
+
+def leave_transforms():
+    """Ends all levels of torch.func's transforms on this thread."""
+    functorch = torch._C._functorch
+    kinds = functorch.TransformType
+    leave = {
+        kinds.Vmap: functorch._vmap_decrement_nesting,
+        kinds.Grad: functorch._grad_decrement_nesting,
+        kinds.Jvp: functorch._jvp_decrement_nesting,
+    }
+    while (level := functorch.peek_interpreter_stack()) is not None:
+        leave[level.key()]()
+
+
+def _autograd_grad(outputs, inputs, grad_outputs=None, retain_graph=False, create_graph=True):
+    """torch._functorch.eager_transforms._autograd_grad, without the look at another compiler's mode: gradients of those
+    outputs that have a history, zeros where there is none."""
+    given = [None] * len(outputs) if grad_outputs is None else grad_outputs
+    pairs = [(out, grad) for out, grad in zip(outputs, given) if out.requires_grad]
+    if not pairs:
+        return tuple([torch.zeros_like(i) for i in inputs])
+    roots, grads = zip(*pairs)
+    found = torch.autograd.grad(
+        roots, inputs, grads, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+    )
+    return tuple([torch.zeros_like(i) if grad is None else grad for grad, i in zip(found, inputs)])
+
+
+# torch._functorch.predispatch: wrappers for PyTorch's own tracer around these functions.
+
+
+def _vmap_increment_nesting(batch_size, randomness):
+    return torch._C._functorch._vmap_increment_nesting(batch_size, randomness)
+
+
+def _vmap_decrement_nesting():
+    return torch._C._functorch._vmap_decrement_nesting()
+
+
+def _add_batch_dim(self, batch_dim, level):
+    return torch._C._functorch._add_batch_dim(self, batch_dim if batch_dim >= 0 else batch_dim + self.ndim, level)
+
+
+def _remove_batch_dim(self, level, batch_size, out_dim):
+    return torch._C._functorch._remove_batch_dim(self, level, batch_size, out_dim)
+
+
+def _unwrap_for_grad(tensor, level):
+    return torch._C._functorch._unwrap_for_grad(tensor, level)
+
+
+def _jvp_increment_nesting():
+    return torch._C._functorch._jvp_increment_nesting()
+
+
+def _jvp_decrement_nesting():
+    return torch._C._functorch._jvp_decrement_nesting()
+
+
+def _enter_dual_level():
+    return torch._C._enter_dual_level()
+
+
+def _exit_dual_level(*, level):
+    return torch._C._exit_dual_level(level=level)
+
+
+def _make_dual(tensor, tangent, *, level):
+    return torch._VF._make_dual(tensor, tangent, level=level)
+
+
+def _unpack_dual(tensor, *, level):
+    return torch._VF._unpack_dual(tensor, level=level)

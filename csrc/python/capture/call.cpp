@@ -118,8 +118,11 @@ bool makes_class(PyObject* callable, PyObject* self, size_t count) {
 }
 }  // namespace
 
+/// A fake, or what a transform has wrapped around one.
+static bool is_traced(const at::Tensor& t) { return aten::is_fake(t) || aten::is_wrapper(t); }
+
 bool Machine::has_fake(PyObject* o, int level) {
-  if (py::is_tensor(o)) return aten::is_fake(THPVariable_Unpack(o));
+  if (py::is_tensor(o)) return is_traced(THPVariable_Unpack(o));
   if (level > 3) return false;
   if (PyTuple_Check(o) || PyList_Check(o)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
@@ -156,7 +159,7 @@ PyObject* Machine::after_c_call(PyObject* r) {
     if (!observe(r)) Py_CLEAR(r);
     return r;
   }
-  if (c == Class::Tensor && !aten::is_fake(THPVariable_Unpack(r))) {
+  if (c == Class::Tensor && !is_traced(THPVariable_Unpack(r))) {
     Py_DECREF(r);
     return graph_break("tensor-from-c-code", "a tensor that came out of C code without a path to it");
   }
@@ -181,6 +184,8 @@ bool Machine::refuses_arguments(PyObject* const* args, size_t nargsf, PyObject* 
 
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
+  // What a transform makes of a call has its own arguments, and appears at torch level as the operators that it runs.
+  if (aten::inside_transform()) return after_c_call(f());
   const int64_t before = trace.num_nodes;
   ++torch_depth;
   PyObject* r = f();
@@ -494,8 +499,11 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return after_c_call(native());
     }
     case Policy::Global: {
-      PyObject* r = after_c_call(native());
       const std::string_view name = name_of(callable);
+      // Tangents of graph inputs and results are nobody's business but eager's.
+      if (name == "_enter_dual_level" && !aten::inside_transform())
+        return graph_break("call-that-breaks", "a call of " + describe(callable));
+      PyObject* r = after_c_call(native());
       if (r && name == "autocast_increment_nesting") ++autocast_nesting;
       if (r && name == "autocast_decrement_nesting") --autocast_nesting;
       return r;

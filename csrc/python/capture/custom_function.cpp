@@ -32,6 +32,7 @@ struct FakeCustomFunction : torch::autograd::Node {
 }  // namespace
 
 PyObject* Machine::call_custom_function(py311::Frame* frame, bool* handled) {
+  if (aten::inside_transform()) return graph_break("custom-function", "it is called inside a transform of torch.func");
   static PyObject* polyfill = PyObject_GetAttrString(polyfills(), "custom_function");
   static PyObject* target_of = PyUnicode_InternFromString("custom_function_target");
   PyObject *cls = frame->localsplus[0], *args = frame->localsplus[1], *kwargs = frame->localsplus[2];

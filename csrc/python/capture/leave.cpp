@@ -629,13 +629,13 @@ void Leaver::side_effects() {
   modes();
 }
 
-/// Grad mode and autocast as the captured part leaves them.
+/// Grad mode, autocast and the like as the captured part leaves them.
 void Leaver::modes() {
-  const auto call = [&](const char* name, std::initializer_list<PyObject*> args) {
-    static PyObject* const torch_c = PyImport_AddModule("torch._C");
+  const auto call = [&](const char* name, std::initializer_list<PyObject*> args, const char* in = "torch._C") {
+    const py::Ref module = py::check(PyImport_ImportModule(in));
     SideEffect e;
     e.kind = SideEffect::Kind::Call;
-    e.value = constant(py::check(PyObject_GetAttrString(torch_c, name)).get());
+    e.value = constant(py::check(PyObject_GetAttrString(module.get(), name)).get());
     for (PyObject* a : args) e.extra.push_back(constant(a));
     m.result.side_effects.push_back(std::move(e));
   };
@@ -648,6 +648,17 @@ void Leaver::modes() {
   if (now.autocast_dtype != before.autocast_dtype)
     call("set_autocast_dtype", {cpu.get(), reinterpret_cast<PyObject*>(torch::getTHPDtype(now.autocast_dtype))});
   if (now.autocast_cache != before.autocast_cache) call("set_autocast_cache_enabled", {flag(now.autocast_cache)});
+  const aten::TransformModes differentiation;
+  if (differentiation.forward_grad != m.transform_modes_at_start.forward_grad)
+    call("_set_fwd_grad_enabled", {flag(differentiation.forward_grad)});
+  if (differentiation.saved_hooks_disabled != m.transform_modes_at_start.saved_hooks_disabled) {
+    if (!differentiation.saved_hooks_disabled) {
+      call("_saved_tensors_hooks_enable", {}, "torch._C._autograd");
+    } else {
+      const py::Ref message = py::check(PyUnicode_FromString(differentiation.saved_hooks_disabled->c_str()));
+      call("_saved_tensors_hooks_disable", {message.get()}, "torch._C._autograd");
+    }
+  }
   for (int i = 0; i < m.autocast_nesting; ++i) call("autocast_increment_nesting", {});
   for (int i = 0; i > m.autocast_nesting; --i) call("autocast_decrement_nesting", {});
   if (m.autocast_nesting < 0) call("clear_autocast_cache", {});

@@ -154,6 +154,15 @@ void Machine::guard_function(PyFunctionObject* function) {
   guard(Guard::Kind::Is, child(guards::Source::Kind::Const, nullptr, f), f);
 }
 
+/// Ends the levels of torch.func that an abandoned capture has left.
+static void leave_transforms() {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const py::Ref done = py::Ref::steal(PyObject_CallMethod(polyfills(), "leave_transforms", nullptr));
+  if (!done) PyErr_WriteUnraisable(nullptr);
+  PyErr_Restore(type, value, traceback);
+}
+
 PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
   Exec e{*this, ts, frame, frame->f_code, nullptr, nullptr};
   py311::RunningFrame running(ts, frame);
@@ -395,6 +404,7 @@ CaptureResult Machine::run() {
   }
   NoCollection no_collection;
   modes_at_start = aten::Modes();
+  transform_modes_at_start = aten::TransformModes();
   handled_at_start = py::Ref::steal(PyErr_GetHandledException());
   struct RestoreModes {
     Machine& m;
@@ -404,6 +414,8 @@ CaptureResult Machine::run() {
       for (int i = 0; i < m.autocast_nesting; ++i) at::autocast::decrement_nesting();
       for (int i = 0; i > m.autocast_nesting; --i) at::autocast::increment_nesting();
       at::autocast::clear_cache();  // it may hold casts of fakes
+      if (aten::inside_transform()) leave_transforms();
+      m.transform_modes_at_start.restore();
     }
   } restore_modes{*this};
   Machine* outer = std::exchange(current, this);

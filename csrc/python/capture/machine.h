@@ -13,6 +13,7 @@
 
 #include "aten/modes.h"
 #include "aten/trace.h"
+#include "aten/transforms.h"
 #include "python/capture/capture.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/ref.h"
@@ -411,6 +412,7 @@ class Machine {
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
+  aten::TransformModes transform_modes_at_start;
   /// Tensors made inside that became leaves of autograd, with the root's instruction that made them so.
   std::vector<std::pair<at::Tensor, int>> leaves_made;
   std::unordered_map<PyObject*, int> finalizable;  // alive, with the root's instruction that made it

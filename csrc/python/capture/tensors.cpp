@@ -2,6 +2,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "aten/convert.h"
@@ -163,6 +164,8 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
     flag = args[PyVectorcall_NARGS(nargsf)];
   else if (n == 2)
     flag = args[PyCFunction_Check(callable) ? 0 : 1];
+  if (py::is_tensor(self) && aten::is_wrapper(THPVariable_Unpack(self)))
+    return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
   if (py::is_tensor(self) && PyBool_Check(flag) &&
       (THPVariable_Unpack(self).requires_grad() == (flag == Py_True) ||
        (flag == Py_True && make_leaf(THPVariable_Unpack(self)))))
@@ -221,6 +224,9 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
       (a[4] && a[4] != Py_None && !tensors_of(a[4], &inputs)))
     return graph_break("autograd", "a backward over other things than tensors");
   const bool accumulate = a[6] && a[6] == Py_True;
+  // Of a transform of torch.func, gradients are what the engine's operators compute.
+  if (aten::inside_transform() || std::any_of(roots.begin(), roots.end(), aten::is_wrapper))
+    return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
   bool hooks = false, outside = false;
   std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks, &outside);
   if (outside)

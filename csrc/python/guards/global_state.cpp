@@ -8,6 +8,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "aten/transforms.h"
+#include "python/cpython/py311.h"
+#include "python/cpython/ref.h"
 #include "python/guards/guard.h"
 #include "python/pch.h"
 
@@ -25,6 +28,20 @@ bool below_autograd() {
          c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
 }
 
+/// Inside torch.autograd.forward_ad's dual_level: tensors may carry tangents, which no guard looks at.
+bool forward_mode_active() {
+  static PyObject* const globals =
+      PyModule_GetDict(py::check(PyImport_ImportModule("torch.autograd.forward_ad")).release());
+  static uint64_t version = 0;
+  static bool active = false;
+  if (const uint64_t now = py311::dict_version(globals); now != version) {
+    version = now;
+    PyObject* level = PyDict_GetItemString(globals, "_current_level");
+    active = level && PyLong_Check(level) && PyLong_AsLong(level) >= 0;
+  }
+  return active;
+}
+
 }  // namespace
 
 const char* eager_only() {
@@ -32,6 +49,8 @@ const char* eager_only() {
   if (saved_tensor_hooks_active()) return "saved-tensor hooks (activation checkpointing) are active";
   if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return "a TorchDispatchMode is active, which is to see each op";
   if (below_autograd()) return "this is the kernel of an operator, below autograd";
+  if (aten::inside_transform()) return "a transform of torch.func is active, which is to see each operator";
+  if (forward_mode_active()) return "forward-mode differentiation is active, which is to see each operator";
   return nullptr;
 }
 
@@ -63,6 +82,8 @@ uint64_t pack_global_state() {
   put(static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()), 8);
   put(saved_tensor_hooks_active(), 1);
   put(below_autograd(), 1);
+  put(aten::inside_transform(), 1);
+  put(forward_mode_active(), 1);
   return word;
 }
 

@@ -1,0 +1,265 @@
+"""torch.func inside compiled functions: vmap, grad, vjp, jvp and what is built of them; and compiled functions inside
+transforms."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import nn
+from torch.func import (
+    functional_call,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    stack_module_state,
+    vjp,
+    vmap,
+)
+
+import kiln
+from helpers import check
+from kiln.testing import CompileCounter, assert_same
+
+X = torch.linspace(-2, 2, 15).reshape(5, 3)
+W = torch.linspace(-1, 1, 9).reshape(3, 3)
+GRAD = X.clone().requires_grad_()
+
+
+def mlp(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def convnet():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(0), nn.Linear(36, 2))
+
+
+def detached(module):
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+NET, CONV = mlp(), convnet()
+
+
+def squared_error(parameters, x, y):
+    return (functional_call(NET, parameters, (x,))[0] - y) ** 2
+
+
+def image_loss(parameters, image, label):
+    return F.cross_entropy(functional_call(CONV, parameters, (image,))[None], label[None])
+
+
+def ensemble():
+    return stack_module_state([mlp(seed) for seed in range(3)])[0]
+
+
+ENSEMBLE = ensemble()
+
+VMAP = {
+    "rows": lambda x: vmap(lambda r: r.sin().sum())(x),
+    "captured": lambda x: vmap(lambda r: W @ r + r)(x),
+    "two results": lambda x: vmap(lambda r: (W @ r, r.sum()), out_dims=(1, 0))(x),
+    "nested": lambda x: vmap(vmap(lambda a: a.exp() * 2))(x),
+    "columns": lambda x: vmap(lambda a, b: a * b.sum(), in_dims=(1, None))(x, W),
+    "trees": lambda x: vmap(lambda d: {"sum": d["a"] + d["b"][0]})({"a": x, "b": [x * 2]}),
+    "factories": lambda x: vmap(lambda r: torch.zeros(3) + r * torch.arange(3) + torch.tensor([1.0, 2.0, 3.0]))(x),
+    "in place": lambda x: vmap(lambda r: r.clone().add_(1).mul_(r))(x),
+    "indices": lambda x: vmap(lambda r: r[r.argmax()] + r[1:].sum())(x),
+    "where": lambda x: vmap(lambda r: torch.where(r > 0, r, 0.0))(x),
+    "shapes": lambda x: vmap(lambda r: r.reshape(-1, 1) * r.shape[0] + r.ndim)(x),
+    "chunks": lambda x: vmap(lambda r: r.sin(), chunk_size=2)(x),
+    "module": lambda x: vmap(NET)(x),
+    "attention": lambda x: vmap(lambda a: F.scaled_dot_product_attention(a, a, a))(x[:, None, None].expand(5, 2, 4, 3)),
+    "one at a time": lambda x: vmap(lambda r: torch.histc(r, 4, -2, 2))(x),
+}
+GRADIENTS = {
+    "grad": lambda x: grad(lambda t: (t**3).sum())(x),
+    "with value": lambda x: grad_and_value(lambda t: ((t.sin() * 2).sum(), t + 1), has_aux=True)(x),
+    "of rows": lambda x: vmap(grad(lambda t: (t**3).sum()))(x),
+    "twice": lambda x: grad(lambda u: grad(lambda t: (t**3).sum())(u).sum())(x),
+    "two arguments": lambda x: grad(lambda a, b: (a * b.sin()).sum(), argnums=(0, 1))(x, x + 1),
+    "no_grad inside": lambda x: grad(lambda t: (t.detach() * t).sum())(x),
+    "unused": lambda x: grad(lambda t: torch.ones(3).sum())(x),
+    "vjp": lambda x: vjp(lambda t: t.cos() * W.sum(), x)[1](x),
+    "vjp kept": lambda x: [vjp(lambda t: (t.cos(), t.sin()), x)[1]((x, v)) for v in (x, x + 1)],
+    "jacrev": lambda x: jacrev(lambda t: (W @ t).sin())(x[0]),
+    "jvp": lambda x: jvp(lambda t: t**3, (x,), (x + 1,)),
+    "jacfwd": lambda x: jacfwd(lambda t: (t**3).cumsum(0))(x[0]),
+    "hessian": lambda x: hessian(lambda t: (t**3).sum() * t[0])(x[0]),
+    "forward over forward": lambda x: jvp(lambda t: jvp(lambda u: u.sin(), (t,), (x,))[1], (x,), (x,)),
+    "laplacian": lambda x: vmap(lambda r: hessian(lambda t: t.sin().prod())(r).trace())(x),
+    "per sample": lambda x: vmap(grad(squared_error), in_dims=(None, 0, 0))(detached(NET), x, x[:, 0]),
+    "ensemble": lambda x: vmap(lambda p: functional_call(NET, p, (x,)))(ENSEMBLE),
+}
+
+
+@pytest.mark.parametrize("name", VMAP)
+def test_vmap(name):
+    check(VMAP[name], X, fullgraph=True)
+    check(VMAP[name], GRAD, fullgraph=True)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name):
+    check(GRADIENTS[name], X, fullgraph=True)
+    check(GRADIENTS[name], GRAD, fullgraph=True, rtol=1e-5, atol=1e-5)
+
+
+def test_per_sample_gradients_of_images():
+    images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 1, 0])
+    check(
+        lambda p, x, y: vmap(grad(image_loss), in_dims=(None, 0, 0))(p, x, y),
+        *(detached(CONV), images, labels), fullgraph=True, rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_random_numbers(randomness):
+    check(lambda x: vmap(lambda r: F.dropout(r + torch.rand(3)), randomness=randomness)(x), X, fullgraph=True)
+
+
+def test_an_ensemble_is_trained():
+    def run(compiled):
+        parameters = {name: p.detach().requires_grad_() for name, p in ensemble().items()}
+        optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            out = vmap(lambda p: functional_call(NET, p, (x,)))(parameters)
+            loss = (out - x[:, :1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call = kiln.compile(step, fullgraph=True) if compiled else step
+        return [call(X) for _ in range(4)], parameters
+
+    assert_same(run(False), run(True))
+
+
+def test_errors_of_transforms():
+    check(lambda x: vmap(lambda r: r + torch.rand(3))(x), X)  # a random number without a word about randomness
+    check(lambda x: vmap(lambda r: r if r.sum() > 0 else -r)(x), X)
+    check(lambda x: vmap(lambda a, b: a + b)(x, x[1:]), X)
+    check(lambda x: grad(lambda t: t * 2)(x), X)
+    check(lambda x: vmap(lambda r: r.sum().item())(x), X)
+
+
+def test_an_error_that_the_program_catches():
+    def f(x):
+        try:
+            y = vmap(lambda r: r + torch.rand(3))(x)
+        except RuntimeError:
+            y = x + 1
+        return vmap(lambda r: r * 2)(y)
+
+    check(f, X)
+
+
+def test_a_break_inside_ends_the_levels():
+    seen = []
+
+    def f(x):
+        y = x * 2
+        z = vmap(grad(lambda t: seen.append(id(t)) or print(end="") or (t * t).sum()))(y)
+        return z + vmap(lambda r: r.sin())(x)
+
+    check(f, X)
+    assert torch._C._functorch.maybe_current_level() is None
+    check(lambda x: x.sin() + 1, X, fullgraph=True)
+
+
+class Doubled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_custom_functions_inside_transforms():
+    check(lambda x: vmap(lambda r: Doubled.apply(r).sin())(x + 1), X)
+    check(lambda x: grad(lambda t: Doubled.apply(t).sin().sum())(x + 1), X)
+
+
+def test_the_first_transform_of_a_process():
+    """It has PyTorch load its decompositions, which changes what the capture has read so far."""
+    program = """
+import torch, kiln
+f = kiln.compile(lambda x: torch.func.hessian(lambda t: (t**3).sum() * t[0])(x), fullgraph=True)
+x = torch.tensor([1.0, 2.0])
+print(f(x).tolist(), f(x).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == "[[12.0, 12.0], [12.0, 12.0]] [[12.0, 12.0], [12.0, 12.0]]".split(), done.stderr
+    assert not done.stderr
+
+
+def test_batched_gradients():
+    def f(x):
+        y = x.sin() * W.sum()
+        return torch.autograd.grad(y, x, torch.stack([torch.ones_like(y), y.detach()]), is_grads_batched=True)
+
+    check(f, GRAD)
+    check(lambda x: torch.autograd.functional.hessian(lambda t: (t**3).sum(), x[0]), X)
+
+
+def test_backends_get_the_operators_of_a_transform():
+    counter = CompileCounter()
+    check(lambda x: vmap(lambda r: (W @ r).sin())(x * 2) + 1, X, fullgraph=True, backend=counter)
+    assert counter.frame_count == 1
+    assert counter.op_count >= 4
+
+
+def test_compiled_functions_inside_transforms():
+    def f(x):
+        return x.cos() * 3
+
+    compiled = kiln.compile(f)
+    assert_same(compiled(X), f(X))
+    for transformed in (
+        lambda g: vmap(g)(X),
+        lambda g: grad(lambda x: g(x).sum())(X),
+        lambda g: jvp(g, (X,), (W.sum() * X,)),
+        lambda g: jacrev(g)(X[0]),
+    ):
+        assert_same(transformed(compiled), transformed(f))
+    assert_same(compiled(X), f(X))
+
+
+def test_tangents_of_inputs():
+    """A compiled function that is called with dual tensors, before and after it was compiled for plain ones."""
+
+    def f(x):
+        return x.sin() * 2
+
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(X, X + 1)
+            assert_same(forward_ad.unpack_dual(compiled(dual)).tangent, forward_ad.unpack_dual(f(dual)).tangent)
+        assert_same(compiled(X), f(X))
+
+
+def test_forward_mode_by_hand():
+    def f(x):
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x * 2, x + 1).sin()
+            return forward_ad.unpack_dual(y).tangent
+
+    check(f, X)
