@@ -74,15 +74,25 @@ bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, 
   std::vector<Expr> at(p.begin(), p.end());
   at[yd] = p[yd] * Expr(w[0].stride) + q[0] * Expr(w[0].dilation) - Expr(w[0].padding);
   at[xd] = p[xd] * Expr(w[1].stride) + q[1] * Expr(w[1].dilation) - Expr(w[1].padding);
-  const Val v = cast_to(b, load_if(b, t, inside(b, at[yd], at[xd], w[0].in, w[1].in), at, lowest(t.dtype)), compute);
+  const Val is_inside = inside(b, at[yd], at[xd], w[0].in, w[1].in);
+  const Val v = cast_to(b, load_if(b, t, is_inside, at, lowest(t.dtype)), compute);
   std::vector<Val> r;
-  if (with_index)
-    r = b.reduce(ReduceKind::ArgMax, {v, b.index_value(at[yd] * Expr(w[1].in) + at[xd])});
-  else
+  if (with_index) {
+    // Of equal values the least index is taken: never one of the padding. Of several NaNs eager takes the last, so that
+    // these have their index, i, as -1 - i.
+    const auto from_end = [&](Val i) { return b.Sub(b.constant_int(DType::Int64, -1), i); };
+    Val index = b.index_value(at[yd] * Expr(w[1].in) + at[xd]);
+    if (is_floating(compute)) index = b.where(b.Ne(v, v), from_end(index), index);
+    index = b.where(is_inside, index, b.constant_int(DType::Int64, std::numeric_limits<int64_t>::max()));
+    r = b.reduce(ReduceKind::ArgMax, {v, index});
+    b.stage({});
+    index = b.where(b.Lt(r[1], b.constant_int(DType::Int64, 0)), from_end(r[1]), r[1]);
+    b.store(index_to.buffer, symbolic::linearize(p, index_to.strides, index_to.offset), index);
+  } else {
     r = b.reduce(ReduceKind::Max, {v});
-  b.stage({});
+    b.stage({});
+  }
   b.store(to.buffer, symbolic::linearize(p, to.strides, to.offset), cast_to(b, r[0], to.dtype));
-  if (with_index) b.store(index_to.buffer, symbolic::linearize(p, index_to.strides, index_to.offset), r[1]);
   l.add_nest(b.finish());
   l.set(n, to, 0);
   if (with_index) l.set(n, index_to, 1);

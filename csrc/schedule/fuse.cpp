@@ -8,12 +8,19 @@ using loops::BufferId;
 using symbolic::AtomNode;
 using symbolic::VarKind;
 
+namespace {
+/// What a row of so many elements is worth, by element: one of two or three (a pooling window's) leaves the lanes
+/// empty.
+double filled(int64_t extent) { return extent < 4 ? static_cast<double>(extent * extent) / 16 : 1; }
+}  // namespace
+
 bool prefer_columns(const Nest& n) {
   if (n.outer.empty()) return false;
   bool inner = false;
   for (const Stage& s : n.stages) inner |= !s.vars.empty();
   if (!inner) return true;
-  // Count accesses that are contiguous one way or the other, weighed by how often they run.
+  // Count accesses that are contiguous one way or the other, weighed by how often they run; loads in small steps count
+  // less.
   double columns = 0, rows = 0;
   for (const Stage& s : n.stages)
     for (ValueId id : s.body) {
@@ -22,8 +29,11 @@ bool prefer_columns(const Nest& n) {
       const double weight = static_cast<double>(n.stage_size(s));
       int64_t stride;
       Expr rest;
-      if (split_linear(i.index, n.outer.back(), stride, rest) && stride == 1) columns += weight;
-      if (!s.vars.empty() && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1) rows += weight;
+      const int64_t most = i.op == loops::Opcode::Store ? 1 : 4;  // a store in steps is a scatter
+      if (split_linear(i.index, n.outer.back(), stride, rest) && stride >= 1 && stride <= most)
+        columns += stride == 1 ? weight : weight / 2;
+      if (!s.vars.empty() && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1)
+        rows += weight * filled(n.extents[s.vars.back()]);
     }
   return columns > rows;
 }

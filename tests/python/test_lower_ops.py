@@ -330,3 +330,48 @@ def test_scans_over_dims_of_one_element(scan, shape):
 
     check(f, x)
     check(f, x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("of", ["dense", "transposed", "without a batch", "strided", "nan"])
+@pytest.mark.parametrize("window", [{}, {"stride": 1, "padding": 1}, {"dilation": 2, "ceil_mode": True}])
+def test_max_pooling_over_one_dim(of, window):
+    """Eager has another kernel, with another layout of its result, for what needs no gradient."""
+    x = {
+        "dense": lambda: torch.randn(2, 3, 16),
+        "transposed": lambda: torch.randn(2, 16, 3).transpose(1, 2),
+        "without a batch": lambda: torch.randn(3, 17),
+        "strided": lambda: torch.randn(1, 1, 19)[:, :, ::2],
+        "nan": lambda: torch.full((1, 2, 7), torch.nan),
+    }[of]()
+    for t in (x, x.clone().requires_grad_()):
+        check(lambda x: torch.nn.functional.max_pool1d(x, 2, **window) * 2, t, fullgraph=True)
+        check(lambda x: torch.nn.functional.max_pool1d(x, 3, **window), t, fullgraph=True)
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 1, "padding": 1, "dilation": 2}, {"ceil_mode": True}])
+def test_the_place_of_a_maximum_among_equals(value, options):
+    """Where all of a window is one value, NaN or the least: eager's index, and with it the gradient's place."""
+    x = torch.full((1, 2, 7, 6), value)
+    x[:, 1, 2:4] = torch.arange(6.0)
+    check(lambda x: torch.nn.functional.max_pool2d(x, 3, return_indices=True, **options), x.requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+def test_every_so_many_elements(step, dtype):
+    """Small steps are loaded with what lies between: whole vectors, tails, and masked ones."""
+    for n in (1, 7, 16, 33, 100):
+        x = torch.randn(3, step * n).mul(10).to(dtype)
+        check(lambda x: x[:, ::step] ^ x[:, 1::step] if x.dtype == torch.bool else x[:, ::step] + x[:, 1::step], x)
+        check(lambda x: torch.nn.functional.pad(x, (3, 3), value=1)[:, ::step].clone(), x)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (5, 3, 2)])
+def test_pooling_of_images(window, layout):
+    for size in (9, 40, 64):
+        x = torch.randn(2, 20, size, size + 3).to(memory_format=layout).requires_grad_()
+        check(lambda x: torch.nn.functional.max_pool2d(x, *window), x, fullgraph=True)
+        check(lambda x: torch.nn.functional.avg_pool2d(x, *window), x, fullgraph=True)
+        check(lambda x: torch.nn.functional.max_pool2d(x, *window), x.detach(), fullgraph=True)

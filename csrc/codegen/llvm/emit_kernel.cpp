@@ -152,6 +152,16 @@ llvm::Value* Emitter::stack_slot(Type* t, const char* name) {
   return at.CreateAlloca(t, nullptr, name);
 }
 
+llvm::Value* Emitter::constant_in_memory(Value* c) {
+  Value*& slot = constants_in_memory_[c];
+  if (!slot) {
+    llvm::IRBuilder<> at(entry_, entry_->begin());
+    slot = at.CreateAlloca(c->getType(), nullptr, "outside");
+    at.CreateStore(c, slot);
+  }
+  return slot;
+}
+
 void Emitter::loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const std::function<void(Value*)>& body) {
   auto* head = llvm::BasicBlock::Create(context_, "loop", fn_);
   auto* exit = llvm::BasicBlock::Create(context_, "done", fn_);

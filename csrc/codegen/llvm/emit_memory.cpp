@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/error.h"
 #include "codegen/llvm/emitter.h"
 
@@ -177,6 +179,9 @@ llvm::Value* Emitter::lane_mask(int p, int width) {
 }
 
 namespace {
+/// Strides up to which neighbouring lanes' elements are loaded with what lies between them, and picked out.
+constexpr int64_t kMostInterleaved = 4;
+
 /// How e moves with the lanes: a constant stride, or not evenly.
 struct LaneStride {
   bool linear = false;
@@ -184,6 +189,36 @@ struct LaneStride {
   Expr rest;
 };
 }  // namespace
+
+llvm::Value* Emitter::load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask) {
+  const int w = lanes_.width;
+  const DType t = buffers_.at(b).dtype;
+  Type* vector = memory_type_of(t, w);
+  Value* pass = llvm::Constant::getNullValue(vector);
+  Value* out = nullptr;
+  for (int k = 0; k < stride; ++k) {
+    // The last piece ends with the last element that is wanted: what follows may be another's memory.
+    const int first = std::min(k * w, stride * (w - 1) + 1 - w);
+    std::vector<int> wanted(w, w), taken(w);  // wanted: lane -> the mask's, or w (nobody's)
+    for (int l = 0; l < w; ++l) {
+      const int from = l * stride - first;
+      const bool here = from >= 0 && from < w && l * stride >= k * w && l * stride < (k + 1) * w;
+      taken[l] = here ? w + from : l;
+      if (here) wanted[from] = l;
+    }
+    Value* pointer = address(b, b_.CreateAdd(at, b_.getInt64(first)));
+    llvm::Instruction* piece;
+    if (mask) {
+      Value* own = b_.CreateShuffleVector(mask, llvm::Constant::getNullValue(mask->getType()), wanted);
+      piece = b_.CreateMaskedLoad(vector, pointer, llvm::Align(dtype_size(t)), own, pass);
+    } else {
+      piece = b_.CreateAlignedLoad(vector, pointer, llvm::Align(dtype_size(t)));
+    }
+    tag(piece, b);
+    out = b_.CreateShuffleVector(out ? out : pass, piece, taken);
+  }
+  return out;
+}
 
 Emitter::Parts Emitter::emit_load(const Inst& i) {
   const DType t = buffers_.at(i.buffer).dtype;
@@ -220,8 +255,17 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
       continue;
     }
     Value* mask = lanes_.masks[p];
-    if (condition) mask = mask ? b_.CreateAnd(mask, condition) : condition;
     Type* vector = memory_type_of(t, w);
+    if (condition && uniform_mask && lane.linear && lane.stride == 1 && llvm::isa<llvm::Constant>(other) &&
+        other->getType() == vector) {
+      // All lanes or none: what stands for none is loaded from a place of our own, which is cheaper than a mask.
+      Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w));
+      Value* pointer = b_.CreateSelect(part(env_[i.args[0]], 0, 1), address(i.buffer, at), constant_in_memory(other));
+      out.v.push_back(mask ? static_cast<Value*>(b_.CreateMaskedLoad(vector, pointer, align, mask, other))
+                           : b_.CreateAlignedLoad(vector, pointer, align));
+      continue;
+    }
+    if (condition) mask = mask ? b_.CreateAnd(mask, condition) : condition;
     Value* pass = llvm::Constant::getNullValue(vector);
     Value* v = nullptr;
     if (lane.linear && lane.stride == 1) {
@@ -240,6 +284,9 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
       v = splat(s, w);
       out.v.push_back(b_.CreateSelect(condition, v, other));
       continue;
+    } else if (lane.linear && lane.stride >= 2 && lane.stride <= kMostInterleaved) {
+      Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w * lane.stride));
+      v = load_interleaved(i.buffer, at, static_cast<int>(lane.stride), mask);
     } else {
       Value* pointers = address(i.buffer, lane_index(i.index, p));
       auto* gather = b_.CreateMaskedGather(vector, pointers, align, mask ? mask : lane_mask(p, w), pass);

@@ -102,6 +102,8 @@ class Emitter {
   bool depends_on_lanes(const Expr& e) const;
   Value* address(loops::BufferId b, Value* index);
   Parts emit_load(const loops::Inst& i);
+  /// Elements of `b` at `at`, `at` + `stride`, ..., one a lane; null mask: all lanes.
+  Value* load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask);
   void emit_store(const loops::Inst& i);
   void emit_indirect(const loops::Inst& i);
   Parts emit_in_range(const loops::Inst& i);
@@ -149,6 +151,9 @@ class Emitter {
   std::unordered_map<int, llvm::BasicBlock*> error_blocks_;
   Lanes lanes_;
   llvm::Value* stack_slot(Type* t, const char* name);
+  /// A place on the stack that holds `c`, a constant, all the time.
+  llvm::Value* constant_in_memory(Value* c);
+  std::unordered_map<Value*, Value*> constants_in_memory_;
 };
 
 }  // namespace kiln::codegen
