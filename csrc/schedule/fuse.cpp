@@ -1,5 +1,7 @@
 #include "schedule/fuse.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace kiln::schedule {
@@ -22,7 +24,12 @@ bool prefer_columns(const Nest& n) {
   // Count accesses that are contiguous one way or the other, weighed by how often they run; loads in small steps count
   // less.
   double columns = 0, rows = 0;
-  for (const Stage& s : n.stages)
+  for (const Stage& s : n.stages) {
+    // Sums at places that data tells: along a row they are made one by one.
+    const bool scattered = std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) {
+      const Inst& i = n.insts[id];
+      return i.op == loops::Opcode::Store && i.mode == loops::StoreMode::Add && symbolic::has_indirect(i.index);
+    });
     for (ValueId id : s.body) {
       const Inst& i = n.insts[id];
       if (i.buffer < 0) continue;
@@ -32,9 +39,10 @@ bool prefer_columns(const Nest& n) {
       const int64_t most = i.op == loops::Opcode::Store ? 1 : 4;  // a store in steps is a scatter
       if (split_linear(i.index, n.outer.back(), stride, rest) && stride >= 1 && stride <= most)
         columns += stride == 1 ? weight : weight / 2;
-      if (!s.vars.empty() && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1)
+      if (!s.vars.empty() && !scattered && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1)
         rows += weight * filled(n.extents[s.vars.back()]);
     }
+  }
   return columns > rows;
 }
 

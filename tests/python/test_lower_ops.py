@@ -375,3 +375,15 @@ def test_pooling_of_images(window, layout):
         check(lambda x: torch.nn.functional.max_pool2d(x, *window), x, fullgraph=True)
         check(lambda x: torch.nn.functional.avg_pool2d(x, *window), x, fullgraph=True)
         check(lambda x: torch.nn.functional.max_pool2d(x, *window), x.detach(), fullgraph=True)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 16, 70])
+def test_sums_at_indices(columns):
+    source, to = torch.randint(0, 20, (300,)), torch.randint(0, 20, (300,))
+
+    def f(x):
+        return torch.zeros_like(x).index_add_(0, to, x[source]) + x.new_zeros(20, columns).index_add(
+            0, source, x[to] * 2
+        )
+
+    check(f, torch.randn(20, columns, dtype=torch.float64).requires_grad_(), fullgraph=True)

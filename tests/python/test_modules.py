@@ -329,12 +329,13 @@ def test_writes_through_a_wrapper_show_on_the_module():
 
 @pytest.mark.parametrize("kwargs", [{}, {"bidirectional": True}, {"proj_size": 3}, {"bias": False, "num_layers": 2}])
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
-def test_recurrent_modules_train(kind, kwargs):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # eager has a library for LSTMs in float32
+def test_recurrent_modules_train(kind, kwargs, dtype):
     if "proj_size" in kwargs and kind is not torch.nn.LSTM:
         pytest.skip("only an LSTM projects")
     torch.manual_seed(0)
-    module = kind(4, 5, **kwargs).double()
-    x = torch.randn(7, 3, 4).double()
+    module = kind(4, 5, **kwargs).to(dtype)
+    x = torch.randn(7, 3, 4, dtype=dtype)
 
     def gradients(function):
         module.zero_grad()
