@@ -60,6 +60,9 @@ std::pair<int, int> split_var(Nest& n, int v, int64_t inner_extent) {
 }
 
 namespace {
+/// The innermost loop is the one along the lanes of vectors: split to a few elements it would leave them empty.
+constexpr int64_t kLeastLane = 4;
+
 /// Finds `v // d` or `v % d` with d dividing v's extent inside e.
 bool find_divided(const Nest& n, const Expr& e, int& var, int64_t& by) {
   for (const symbolic::Term& t : e.terms()) {
@@ -69,6 +72,7 @@ bool find_divided(const Nest& n, const Expr& e, int& var, int64_t& by) {
     if (a.kind != AtomKind::FloorDiv && a.kind != AtomKind::Mod) continue;
     const int v = a.a.as_loop_var();
     if (v < 0 || a.divisor >= n.extents[v] || n.extents[v] % a.divisor != 0 || is_scanned(n, v)) continue;
+    if (a.divisor < kLeastLane && !n.outer.empty() && v == n.outer.back()) continue;
     var = v;
     by = a.divisor;
     return true;
