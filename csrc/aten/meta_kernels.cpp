@@ -2,6 +2,7 @@
 
 #include <ATen/MetaFunctions.h>
 #include <ATen/Operators.h>
+#include <ATen/ops/is_same_size_compositeexplicitautograd_dispatch.h>
 
 #include <unordered_map>
 
@@ -25,12 +26,15 @@ std::string name_of() {
 const c10::KernelFunction* meta_kernel(graph::Op op) {
   static const auto& table = *[] {
     auto* t = new std::unordered_map<graph::Op, c10::KernelFunction>();
-#define KILN_META(schema_struct, function)           \
-  t->emplace(                                        \
-      graph::Op(name_of<at::_ops::schema_struct>()), \
-      boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&at::meta::function)>());
+#define KILN_KERNEL(schema_struct, function)                \
+  t->emplace(graph::Op(name_of<at::_ops::schema_struct>()), \
+             boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&at::function)>());
+#define KILN_META(schema_struct, function) KILN_KERNEL(schema_struct, meta::function)
+#define KILN_COMPOSITE(schema_struct, function) KILN_KERNEL(schema_struct, compositeexplicitautograd::function)
 #include "aten/meta_kernels.def"
+#undef KILN_COMPOSITE
 #undef KILN_META
+#undef KILN_KERNEL
     return t;
   }();
   auto it = table.find(op);

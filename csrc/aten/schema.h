@@ -35,7 +35,7 @@ struct OpInfo {
   bool needs_data = false;
   /// No tensor among its arguments: an op that makes tensors from nothing (zeros, randn, arange, ...).
   bool factory = false;
-  /// at::meta kernel of this op, or null; see meta_kernels.def.
+  /// Native kernel for this op on meta tensors, or null; see meta_kernels.def.
   const c10::KernelFunction* meta = nullptr;
   const c10::FunctionSchema& schema() const { return handle.schema(); }
 };

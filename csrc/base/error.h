@@ -18,6 +18,13 @@ class Unsupported : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The program has still to do what is done once in a process: this call runs in eager as a whole, the next is
+/// compiled.
+class NotYet : public Unsupported {
+ public:
+  using Unsupported::Unsupported;
+};
+
 /// A broken invariant inside kiln. Falls back to eager with one warning, or raises under KILN_STRICT=1.
 class InternalError : public std::runtime_error {
  public:

@@ -36,7 +36,7 @@ bool prefer_columns(const Nest& n) {
       const double weight = static_cast<double>(n.stage_size(s));
       int64_t stride;
       Expr rest;
-      const int64_t most = i.op == loops::Opcode::Store ? 1 : 4;  // a store in steps is a scatter
+      const int64_t most = i.op == loops::Opcode::Store ? 1 : kMostInterleaved;  // a store in steps is a scatter
       if (split_linear(i.index, n.outer.back(), stride, rest) && stride >= 1 && stride <= most)
         columns += stride == 1 ? weight : weight / 2;
       if (!s.vars.empty() && !scattered && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1)

@@ -1,5 +1,6 @@
 #pragma once
 #include "schedule/nest_tools.h"
+#include "schedule/schedule.h"
 
 namespace kiln::schedule {
 

@@ -8,6 +8,9 @@
 // From a program of single nests to kernels: dependencies, fusion, loop order, split reductions, memory plan.
 namespace kiln::schedule {
 
+/// Steps from lane to lane up to which a load reads what lies between too, and picks: no gather.
+inline constexpr int64_t kMostInterleaved = 4;
+
 using loops::BufferId;
 
 /// A buffer that a kernel touches; its place in Kernel::args is its place in the kernel's pointer array.

@@ -325,48 +325,18 @@ def _autograd_grad(outputs, inputs, grad_outputs=None, retain_graph=False, creat
     return tuple([torch.zeros_like(i) if grad is None else grad for grad, i in zip(found, inputs)])
 
 
-# torch._functorch.predispatch: wrappers for PyTorch's own tracer around these functions.
-
-
-def _vmap_increment_nesting(batch_size, randomness):
-    return torch._C._functorch._vmap_increment_nesting(batch_size, randomness)
-
-
-def _vmap_decrement_nesting():
-    return torch._C._functorch._vmap_decrement_nesting()
+# torch._functorch.predispatch wraps these for PyTorch's own tracer.
+_vmap_increment_nesting = torch._C._functorch._vmap_increment_nesting
+_vmap_decrement_nesting = torch._C._functorch._vmap_decrement_nesting
+_jvp_increment_nesting = torch._C._functorch._jvp_increment_nesting
+_jvp_decrement_nesting = torch._C._functorch._jvp_decrement_nesting
+_remove_batch_dim = torch._C._functorch._remove_batch_dim
+_unwrap_for_grad = torch._C._functorch._unwrap_for_grad
+_enter_dual_level = torch._C._enter_dual_level
+_exit_dual_level = torch._C._exit_dual_level
+_make_dual = torch._VF._make_dual
+_unpack_dual = torch._VF._unpack_dual
 
 
 def _add_batch_dim(self, batch_dim, level):
     return torch._C._functorch._add_batch_dim(self, batch_dim if batch_dim >= 0 else batch_dim + self.ndim, level)
-
-
-def _remove_batch_dim(self, level, batch_size, out_dim):
-    return torch._C._functorch._remove_batch_dim(self, level, batch_size, out_dim)
-
-
-def _unwrap_for_grad(tensor, level):
-    return torch._C._functorch._unwrap_for_grad(tensor, level)
-
-
-def _jvp_increment_nesting():
-    return torch._C._functorch._jvp_increment_nesting()
-
-
-def _jvp_decrement_nesting():
-    return torch._C._functorch._jvp_decrement_nesting()
-
-
-def _enter_dual_level():
-    return torch._C._enter_dual_level()
-
-
-def _exit_dual_level(*, level):
-    return torch._C._exit_dual_level(level=level)
-
-
-def _make_dual(tensor, tangent, *, level):
-    return torch._VF._make_dual(tensor, tangent, level=level)
-
-
-def _unpack_dual(tensor, *, level):
-    return torch._VF._unpack_dual(tensor, level=level)

@@ -1,5 +1,6 @@
 """Compiling and running uses nothing of PyTorch's own compiler: no module of it is imported, no frame of it runs."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = textwrap.dedent(
+PROLOGUE = textwrap.dedent(
     """
     import sys
     import torch
@@ -22,24 +23,40 @@ PROGRAM = textwrap.dedent(
     def of_peer(name):
         return any(name == m or name.startswith(m + ".") for m in MODULES)
 
-    model = sys.argv[1]
-    work = models.make(model, "small")
-    optimizer = work.optimizer(work.module.parameters())  # makes PyTorch import some of these by itself
-    inputs = work.batch(0)
-    # The same program in eager first: what PyTorch itself imports and runs for it is not kiln's doing.
-    eager_frames = set()
-    ours_frames = set()
-    seen = eager_frames
+    def check(eager, compiled):
+        # The same program in eager first: what PyTorch itself imports and runs for it is not kiln's doing.
+        seen = set()
 
-    def watch(frame, event, arg):
-        if event == "call" and any(f in frame.f_code.co_filename for f in FOLDERS):
-            seen.add((frame.f_code.co_filename, frame.f_code.co_name))
+        def watch(frame, event, arg):
+            if event == "call" and any(f in frame.f_code.co_filename for f in FOLDERS):
+                seen.add((frame.f_code.co_filename, frame.f_code.co_name))
 
-    sys.setprofile(watch)
+        sys.setprofile(watch)
+        eager()
+        eager_frames = set(seen)
+        before = {m for m in sys.modules if of_peer(m)}
+        seen.clear()
+        compiled()
+        sys.setprofile(None)
+        added = {m for m in sys.modules if of_peer(m)} - before
+        assert not added, f"imported: {sorted(added)}"
+        # Frames that eager runs too (an optimizer's wrappers) are the program's own.
+        extra = seen - eager_frames
+        assert not extra, f"ran: {sorted(extra)}"
+        print("clean")
+    """
+)
+
+MODEL = """
+work = models.make(sys.argv[1], "small")
+optimizer = work.optimizer(work.module.parameters())  # makes PyTorch import some of these by itself
+inputs = work.batch(0)
+
+def eager():
     models.training_step(work, optimizer)(*inputs)
     work.infer(*inputs)
-    before = {m for m in sys.modules if of_peer(m)}
-    seen = ours_frames
+
+def compiled():
     step = kiln.compile(models.training_step(work, optimizer))
     loss = kiln.compile(work.loss)
     infer = kiln.compile(work.infer)
@@ -48,31 +65,51 @@ PROGRAM = textwrap.dedent(
         loss(*inputs).backward()
         with torch.no_grad():
             infer(*inputs)
-    sys.setprofile(None)
-    added = {m for m in sys.modules if of_peer(m)} - before
-    assert not added, f"imported: {sorted(added)}"
-    # Frames that eager runs too (an optimizer's wrappers) are the program's own.
-    extra = ours_frames - eager_frames
-    assert not extra, f"ran: {sorted(extra)}"
-    print("clean")
-    """
-)
+
+check(eager, compiled)
+"""
+
+TRANSFORMS = """
+def cubes(x):
+    return (x**3).sum() * x[0]
+
+def program(x):
+    return torch.func.hessian(cubes)(x), torch.func.vmap(torch.sin)(x), torch.func.jvp(torch.exp, (x,), (x,))
+
+def eager():
+    program(torch.ones(3))
+
+def compiled():
+    f = kiln.compile(program, fullgraph=True)
+    for size in (3, 4):
+        f(torch.ones(size))
+
+check(eager, compiled)
+"""
+
+
+def run(program, tmp_path, *args):
+    script = tmp_path / "program.py"
+    script.write_text(PROLOGUE + program)
+    package = Path(__file__).resolve().parent.parent.parent / "python"
+    done = subprocess.run(
+        [sys.executable, str(script), *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(package), "KILN_STRICT": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("clean")
 
 
 @pytest.mark.parametrize("model", ["mlp", "chain", "resnet18", "lstm", "gpt2"])
 def test_compile_imports_and_runs_nothing_of_the_peer(model, tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    package = Path(__file__).resolve().parent.parent.parent / "python"
-    done = subprocess.run(
-        [sys.executable, str(script), model],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**__import__("os").environ, "PYTHONPATH": str(package), "KILN_STRICT": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("clean")
+    run(MODEL, tmp_path, model)
+
+
+def test_transforms_import_and_run_nothing_that_eager_does_not(tmp_path):
+    run(TRANSFORMS, tmp_path)
 
 
 def test_sources_name_nothing_of_the_peer():

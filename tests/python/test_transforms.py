@@ -198,7 +198,7 @@ def test_custom_functions_inside_transforms():
 
 
 def test_the_first_transform_of_a_process():
-    """It has PyTorch load its decompositions, which changes what the capture has read so far."""
+    """It runs in eager, where it has PyTorch load its decompositions; kiln itself never does."""
     program = """
 import torch, kiln
 f = kiln.compile(lambda x: torch.func.hessian(lambda t: (t**3).sum() * t[0])(x), fullgraph=True)

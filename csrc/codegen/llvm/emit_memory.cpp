@@ -179,9 +179,6 @@ llvm::Value* Emitter::lane_mask(int p, int width) {
 }
 
 namespace {
-/// Strides up to which neighbouring lanes' elements are loaded with what lies between them, and picked out.
-constexpr int64_t kMostInterleaved = 4;
-
 /// How e moves with the lanes: a constant stride, or not evenly.
 struct LaneStride {
   bool linear = false;
@@ -284,7 +281,7 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
       v = splat(s, w);
       out.v.push_back(b_.CreateSelect(condition, v, other));
       continue;
-    } else if (lane.linear && lane.stride >= 2 && lane.stride <= kMostInterleaved) {
+    } else if (lane.linear && lane.stride >= 2 && lane.stride <= schedule::kMostInterleaved) {
       Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w * lane.stride));
       v = load_interleaved(i.buffer, at, static_cast<int>(lane.stride), mask);
     } else {

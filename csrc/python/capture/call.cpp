@@ -81,6 +81,13 @@ bool tells_compiling(const py311::Frame* caller, bool item_numbers) {
   return true;
 }
 
+/// Whether a function that loads code once has done so: by the flag of its module, else by the module that it imports.
+bool has_loaded(const py311::Frame* frame) {
+  if (PyObject* flag = PyDict_GetItemString(frame->f_func->func_globals, "DECOMPOSITIONS_LOADED"))
+    return flag == Py_True;
+  return PyDict_GetItemString(PyImport_GetModuleDict(), "torch._decomp.decompositions_for_jvp") != nullptr;
+}
+
 bool is_named(PyObject* callable, const char* name) { return strcmp(name_of(callable), name) == 0; }
 
 /// Whether the one named argument of torch's function is a number that scales another: alpha, or value.
@@ -573,6 +580,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::IsCompiling:
     case Policy::Polyfill:
     case Policy::Defer:
+    case Policy::Loads:
     case Policy::Interpret:
     case Policy::Unknown:
       break;
@@ -655,6 +663,12 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
       return call_custom_function(frame, handled);
     case Policy::Defer:
       return defer_call(frame);
+    case Policy::Loads:
+      if (has_loaded(frame)) return Py_NewRef(Py_None);
+      given_up = std::string(PyUnicode_AsUTF8(code->co_qualname)) + " has not run yet in this process";
+      not_yet = broken = true;
+      PyErr_SetNone(graph_break_type());
+      return nullptr;
     case Policy::Paused: {
       Paused paused_here(*this);
       aten::RecordingPaused no_recording;

@@ -446,6 +446,7 @@ CaptureResult Machine::run() {
   }
   if (!given_up.empty()) {
     PyErr_Clear();
+    if (not_yet) throw NotYet(given_up);
     throw Unsupported(given_up);
   }
   if (!r && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {

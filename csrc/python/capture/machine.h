@@ -456,6 +456,7 @@ class Machine {
   bool broken = false;                         // a graph break is on its way to the root
   std::string internal_error;                  // InternalError's text on its way out through C frames
   std::string given_up;                        // likewise the text of an Unsupported
+  bool not_yet = false;                        // that is a NotYet
   py::Ref interrupt;                           // likewise what a signal's handler raised
   int64_t instructions = 0;                    // interpreted so far
   /// Now and then: runs the handlers of signals, and looks at the limits. False if the capture is to be given up.

@@ -361,6 +361,8 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     return entry;
   } catch (const py::PythonError&) {
     throw;
+  } catch (const NotYet&) {
+    throw;
   } catch (const Unsupported& e) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " as one graph: " + e.what());
     // Other calls have their entries; this kind of call runs in eager, and is tried again until the limit.

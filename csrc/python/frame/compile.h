@@ -17,7 +17,7 @@ struct Target;
 
 /// Captures `frame`, compiles what was captured and adds an entry to the target's cache. Null if the frame is to run in
 /// eager; why was said then, once. Throws py::PythonError for what the user must see: a graph break under fullgraph, a
-/// backend's error, a KeyboardInterrupt, kiln's own failures under options().strict.
+/// backend's error, a KeyboardInterrupt, kiln's own failures under options().strict; and NotYet.
 EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target);
 
 /// "name (file:line)" of a code object.

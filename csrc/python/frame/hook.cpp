@@ -191,37 +191,6 @@ std::vector<py::Ref> run_region(Entry& entry, PyObject* const* values, guards::O
   return entry.leave->run(outputs, values + entry.num_inputs);
 }
 
-/// Compiles the frame and fetches what the entry wants. Null if the frame is to run in eager.
-EntryPtr compile_checked(PyThreadState* tstate, py311::Frame* frame, const Target& target, const guards::Call& call,
-                         std::vector<PyObject*>& values, guards::Owned& owned) {
-  // A capture may change what it has read, the first time: by a module that it imports, a cache that it fills.
-  for (const bool again : {true, false}) {
-    EntryPtr entry = compile_frame(tstate, frame, target);
-    if (!entry) return nullptr;
-    values.assign(entry->tree.num_wanted(), nullptr);
-    owned.clear();
-    if (entry->tree.check(call, values.data(), owned)) return entry;
-    const std::string failure = entry->tree.failure(call);
-    std::erase(target.cache->entries, entry);
-    if (failure == guards::kSharedMemory) {  // as a trace says of tensors of one storage
-      target.cache->eager = target.cache->entries.empty();
-      if (target.root)
-        warn_once("unsupported " + place_of(target.code),
-                  "kiln: " + place_of(target.code) + " runs in eager: " + failure);
-      return nullptr;
-    }
-    const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
-    if (again) {
-      log_artifact(Topic::recompiles, place_of(target.code), text);
-      continue;
-    }
-    target.cache->eager = true;
-    if (options().strict) throw InternalError(text);
-    warn_once("fresh " + place_of(target.code), "kiln: " + text + "; it runs in eager");
-  }
-  return nullptr;
-}
-
 PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& target) {
   const guards::Call call = call_of(target, frame->localsplus, target.code->co_nlocalsplus - target.code->co_nfreevars);
   std::vector<PyObject*> values;
@@ -234,8 +203,34 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
     if (eager()) return run_plainly(tstate, frame, 0);
     std::optional<CompileTurn> turn(std::in_place);
     if (turn->waited()) entry = find_entry(target, call, values, owned);
-    if (!entry && *turn && !eager()) entry = compile_checked(tstate, frame, target, call, values, owned);
+    try {
+      if (!entry && *turn && !eager()) entry = compile_frame(tstate, frame, target);
+    } catch (const NotYet& e) {
+      log_artifact(Topic::recompiles, place_of(target.code), std::string("this call runs in eager: ") + e.what());
+      turn.reset();
+      Scoped<ConfigPtr> whole(mode().config, nullptr);
+      return run_plainly(tstate, frame, 0);
+    }
     if (!entry) {
+      turn.reset();
+      return run_plainly(tstate, frame, 0);
+    }
+    values.assign(entry->tree.num_wanted(), nullptr);
+    owned.clear();
+    if (!entry->tree.check(call, values.data(), owned)) {
+      const std::string failure = entry->tree.failure(call);
+      std::erase(target.cache->entries, entry);
+      if (failure == guards::kSharedMemory) {  // as a trace says of tensors of one storage
+        target.cache->eager = target.cache->entries.empty();
+        if (target.root)
+          warn_once("unsupported " + place_of(target.code),
+                    "kiln: " + place_of(target.code) + " runs in eager: " + failure);
+      } else {
+        target.cache->eager = true;
+        const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
+        if (options().strict) throw InternalError(text);
+        warn_once("fresh " + place_of(target.code), "kiln: " + text + "; it runs in eager");
+      }
       turn.reset();
       return run_plainly(tstate, frame, 0);
     }
