@@ -229,14 +229,17 @@ class ConvolutionStep final : public LibraryStep {
 
  private:
   void convolve(Frame& frame, const gemm::RowsDone* done) const {
-    const int64_t floats = conv::packed_weight_floats(shape_);
-    const auto pack = [&](float* to) { conv::pack_weight(shape_, at(frame, w_), strides_, to, parallel_tasks); };
-    const auto kept = weight_.packed(frame, floats, pack);
-    float* const work = workspace(conv::forward_workspace(shape_) + (kept ? 0 : floats));
-    if (!kept) pack(work);
+    const float *const x = at(frame, x_), *const w = at(frame, w_);
     const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false, done};
-    conv::forward(shape_, at(frame, x_), kept ? kept->data : work, epilogue, at(frame, y_), kept ? work : work + floats,
-                  parallel_tasks, at::get_num_threads());
+    const int threads = at::get_num_threads();
+    const auto kept = weight_.packed(frame, conv::packed_weight_floats(shape_),
+                                     [&](float* to) { conv::pack_weight(shape_, w, strides_, to, parallel_tasks); });
+    if (kept)
+      conv::forward_packed(shape_, x, kept->data, epilogue, at(frame, y_),
+                           workspace(conv::forward_packed_workspace(shape_)), parallel_tasks, threads);
+    else
+      conv::forward(shape_, x, w, strides_, epilogue, at(frame, y_), workspace(conv::forward_workspace(shape_)),
+                    parallel_tasks, threads);
   }
 
   conv::Shape shape_;
@@ -272,7 +275,7 @@ class ConvolutionBackwardStep final : public LibraryStep {
                            workspace(conv::backward_input_workspace(shape_)), parallel_tasks, threads);
     if (dw_ != kNoSlot)
       conv::backward_weight(shape_, at(frame, x_), dy, at(frame, dw_), dw_strides_,
-                            workspace(conv::backward_weight_workspace(shape_)), parallel_tasks, threads);
+                            workspace(conv::backward_weight_workspace(shape_, threads)), parallel_tasks, threads);
     if (db_ != kNoSlot) bias_gradient(frame, dy, at(frame, db_));
   }
 

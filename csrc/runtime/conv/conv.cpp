@@ -1,9 +1,8 @@
-#include "runtime/conv/conv.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "runtime/conv/image.h"
 #include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::conv {
@@ -13,8 +12,8 @@ using gemm::Depths;
 using gemm::PackedB;
 using gemm::Parallel;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
+/// Blocks of k that have all taps hold a part of the channels: at least so many that runs are worth their start.
+constexpr int64_t kMostTapsInside = gemm::kMaxDepth / 16;
 
 struct Tap {
   int64_t h, w;
@@ -25,31 +24,11 @@ float* packed_line(float* packed, const PackedB& layout, const Depths::Block& bl
   return packed + layout.at(block, panel) + (k - block.k) * layout.width(panel);
 }
 
-/// The input as products read it: a tap is a run of `channels` contiguous floats, pixels are `pixel` floats apart.
-struct Image {
-  const float* data;
-  int64_t h, w, pixel, channels, taps_h, taps_w, pad_h, pad_w;
-};
-
-/// Few channels make short runs. Then the image is copied into a frame of zeros, and all taps of a kernel row are one
-/// run.
-bool joins_taps(const Shape& s) { return s.ci < 8 && s.kw > 1 && s.dilation_w == 1; }
-int64_t frame_floats(const Shape& s) {
-  return joins_taps(s) ? round_up(s.n * (s.h + 2 * s.pad_h) * (s.w + 2 * s.pad_w) * s.ci, 16) : 0;
-}
-Image image_of(const Shape& s, const float* x, float* frame, const Parallel& parallel) {
-  if (!joins_taps(s)) return {x, s.h, s.w, s.ci, s.ci, s.kh, s.kw, s.pad_h, s.pad_w};
-  const int64_t h = s.h + 2 * s.pad_h, w = s.w + 2 * s.pad_w;
-  parallel(s.n * h, [&](int64_t line) {
-    float* to = frame + line * w * s.ci;
-    const int64_t from = line % h - s.pad_h;
-    std::fill_n(to, w * s.ci, 0.0f);
-    if (from >= 0 && from < s.h)
-      std::memcpy(to + s.pad_w * s.ci, x + (line / h * s.h + from) * s.w * s.ci, sizeof(float) * s.w * s.ci);
-  });
-  return {frame, h, w, s.ci, s.kw * s.ci, s.kh, 1, 0, 0};
-}
 Depths depths_of(const Shape& s) { return joins_taps(s) ? Depths(s.kh, s.kw * s.ci) : Depths(s.taps(), s.ci); }
+
+bool is_row_major(const Shape& s, const WeightStrides& ws) {
+  return ws.o == s.ci * s.taps() && ws.i == s.taps() && (s.taps() == 1 || (ws.w == 1 && ws.h == s.kw));
+}
 
 /// Packs the weight as B of y = A B: k = (tap, ci), columns co.
 void pack_forward(const Shape& s, const Depths& depths, const float* weight, const WeightStrides& ws, float* packed,
@@ -58,7 +37,7 @@ void pack_forward(const Shape& s, const Depths& depths, const float* weight, con
   const int64_t taps = s.taps(), inner = s.ci * taps;
   // Row-major weights hold (ci, tap) contiguously, channels-last ones (tap, ci): 16 x 16 blocks of either are
   // transposed, and the lines dealt out to their places.
-  const bool row_major = ws.o == inner && ws.i == taps && (taps == 1 || (ws.w == 1 && ws.h == s.kw));
+  const bool row_major = is_row_major(s, ws);
   const bool channels_last = ws.o == inner && ws.i == 1 && (taps == 1 || (ws.w == s.ci && ws.h == s.kw * s.ci));
   parallel(layout.panels(), [&](int64_t panel) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.co - j);
@@ -87,19 +66,37 @@ void pack_forward(const Shape& s, const Depths& depths, const float* weight, con
   });
 }
 
+/// Elements of a row-major weight whose taps lie side by side: the taps of `count` of its `inner` channels from j on, a
+/// line of `width` floats for each tap in `taps` to to[tap * line], the rest of a line zero.
+void deal_taps(const Shape& s, const std::vector<Tap>& taps, const float* from, int64_t count, int64_t width,
+               int64_t line, float* to) {
+  const int64_t all = s.taps();
+  for (const Tap& tap : taps) {
+    const float* element = from + tap.h * s.kw + tap.w;
+    for (int64_t c = 0; c < count; ++c) to[c] = element[c * all];
+    std::fill(to + count, to + width, 0.0f);
+    to += line;
+  }
+}
+
 /// Packs the weight as B of dx = A B for some of the taps: k = (tap, co), columns ci.
 void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& depths, const float* weight,
                    const WeightStrides& ws, float* packed, const Parallel& parallel) {
   const PackedB layout(s.ci);
-  const int64_t pieces = std::min<int64_t>(depths.k, 16);
+  const int64_t pieces = std::min<int64_t>(s.co, 16);
   parallel(layout.panels() * pieces, [&](int64_t task) {
     const int64_t panel = task / pieces, piece = task % pieces;
     const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.ci - j);
-    for (const Depths::Block& block : depths.blocks) {
-      const int64_t k0 = block.k + block.depth * piece / pieces, k1 = block.k + block.depth * (piece + 1) / pieces;
-      for (int64_t k = k0; k < k1; ++k) {
-        const Tap& tap = taps[k / s.co];
-        const float* from = weight + k % s.co * ws.o + tap.h * ws.h + tap.w * ws.w + j * ws.i;
+    // All taps of an output channel together: their elements may share cache lines.
+    std::vector<float*> lines;
+    const int64_t o0 = s.co * piece / pieces, o1 = s.co * (piece + 1) / pieces;
+    for (int64_t o = o0; o < o1; ++o) {
+      for (size_t t = 0; t < taps.size(); ++t) {
+        const int64_t k = static_cast<int64_t>(t) * s.co + o;
+        const Depths::Block& block =
+            *std::prev(std::upper_bound(depths.blocks.begin(), depths.blocks.end(), k,
+                                        [](int64_t at, const Depths::Block& candidate) { return at < candidate.k; }));
+        const float* from = weight + o * ws.o + taps[t].h * ws.h + taps[t].w * ws.w + j * ws.i;
         float* to = packed_line(packed, layout, block, panel, k);
         if (ws.i == 1) {
           std::memcpy(to, from, sizeof(float) * count);
@@ -112,6 +109,86 @@ void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& d
   });
 }
 
+/// The panels of y = A B as the weight has them, for products that pack on the way. With `taps_inside`, blocks of k are
+/// Depths::taps_inside: what a block reads of a row-major weight is contiguous then.
+gemm::PanelSource forward_source(const Shape& s, const Depths& depths, bool taps_inside, const float* weight,
+                                 const WeightStrides& ws) {
+  const PackedB layout(s.co);
+  const auto count = [layout](int64_t panel) {
+    return std::min(layout.width(panel), layout.n - layout.first_column(panel));
+  };
+  const auto pack = [&s, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block, int64_t panel,
+                                                                           float* to) {
+    const int64_t columns = count(panel), width = layout.width(panel), taps = s.taps();
+    const float* const from = weight + layout.first_column(panel) * ws.o;
+    if (!taps_inside || taps == 1) {
+      for (int64_t g = block.first_segment; g < block.first_segment + block.segments; ++g) {
+        const Depths::Segment& segment = depths.segments[g];
+        gemm::pack_panel(from + segment.offset * ws.i + segment.tap / s.kw * ws.h + segment.tap % s.kw * ws.w, ws.o,
+                         ws.i, columns, segment.length, width, to + (segment.k - block.k) * width);
+      }
+      return;
+    }
+    // Lines of the weight, (channel, tap) side by side, are transposed and dealt out to their places: (tap, channel).
+    const int64_t channels = block.depth / taps, first = depths.segments[block.first_segment].offset * taps;
+    alignas(64) float square[16 * 16];
+    for (int64_t q = 0; q < block.depth; q += 16) {
+      const int64_t lines = std::min<int64_t>(16, block.depth - q);
+      for (int64_t v = 0; v < width; v += 16) {
+        if (lines == 16 && v + 16 <= columns && gemm::has_avx512())
+          gemm::transpose16(from + v * ws.o + first + q, ws.o, square, 16);
+        else
+          for (int64_t r = 0; r < lines; ++r)
+            for (int64_t u = 0; u < 16; ++u)
+              square[r * 16 + u] = v + u < columns ? from[(v + u) * ws.o + first + q + r] : 0.0f;
+        for (int64_t r = 0; r < lines; ++r)
+          std::memcpy(to + ((q + r) % taps * channels + (q + r) / taps) * width + v, square + r * 16, 64);
+      }
+    }
+  };
+  const auto ahead = [&s, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block, int64_t panel,
+                                                                            int64_t pieces) {
+    const Depths::Segment& segment = depths.segments[block.first_segment];
+    const float* const from = weight + layout.first_column(panel) * ws.o;
+    return taps_inside ? gemm::Ahead(from + segment.offset * s.taps(), count(panel), ws.o, block.depth, pieces)
+                       : gemm::Ahead(from + block.k, count(panel), ws.o, block.depth, pieces);
+  };
+  return {pack, ahead};
+}
+
+/// Likewise of dx = A B.
+gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, const Depths& depths, bool taps_inside,
+                                  const float* weight, const WeightStrides& ws) {
+  const PackedB layout(s.ci);
+  const auto count = [layout](int64_t panel) {
+    return std::min(layout.width(panel), layout.n - layout.first_column(panel));
+  };
+  const auto pack = [&s, &taps, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block,
+                                                                                  int64_t panel, float* to) {
+    const int64_t columns = count(panel), width = layout.width(panel), j = layout.first_column(panel);
+    if (taps_inside) {
+      const Depths::Segment& segment = depths.segments[block.first_segment];
+      for (int64_t o = 0; o < segment.length; ++o)
+        deal_taps(s, taps, weight + (segment.offset + o) * ws.o + j * ws.i, columns, width, segment.length * width,
+                  to + o * width);
+      return;
+    }
+    for (int64_t g = block.first_segment; g < block.first_segment + block.segments; ++g) {
+      const Depths::Segment& segment = depths.segments[g];
+      const Tap& tap = taps[segment.tap];
+      gemm::pack_panel(weight + segment.offset * ws.o + tap.h * ws.h + tap.w * ws.w + j * ws.i, ws.i, ws.o, columns,
+                       segment.length, width, to + (segment.k - block.k) * width);
+    }
+  };
+  const auto ahead = [&s, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block, int64_t panel,
+                                                                            int64_t pieces) {
+    const Depths::Segment& segment = depths.segments[block.first_segment];
+    const float* const from = weight + segment.offset * ws.o + layout.first_column(panel) * ws.i;
+    return gemm::Ahead(from, segment.length, ws.o, count(panel) * (taps_inside ? s.taps() : 1), pieces);
+  };
+  return {pack, ahead};
+}
+
 }  // namespace
 
 int64_t packed_weight_floats(const Shape& s) { return gemm::packed_floats(s.taps() * s.ci, s.co); }
@@ -120,14 +197,12 @@ void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, f
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
 }
 
-int64_t forward_workspace(const Shape& s) { return frame_floats(s); }
+int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
+int64_t forward_workspace(const Shape& s) { return frame_floats(s) + packed_weight_floats(s); }
 
-void forward(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
-             float* workspace, const Parallel& parallel, int threads) {
-  if (s.outputs() == 0 || s.co == 0) return;
-  const Depths depths = depths_of(s);
-  const Image image = image_of(s, x, workspace, parallel);
-  const gemm::RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment& g, const float** out) {
+namespace {
+gemm::RowPointers forward_rows(const Shape& s, const Image& image) {
+  return [&s, image](int64_t i, int64_t count, const Depths::Segment& g, const float** out) {
     const int64_t dh = g.tap / image.taps_w * s.dilation_h - image.pad_h;
     const int64_t dw = g.tap % image.taps_w * s.dilation_w - image.pad_w;
     int64_t ow = i % s.ow, oh = i / s.ow % s.oh, n = i / (s.ow * s.oh);
@@ -141,8 +216,30 @@ void forward(const Shape& s, const float* x, const float* packed, const gemm::Ep
       }
     }
   };
+}
+}  // namespace
+
+void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
+                    float* workspace, const Parallel& parallel, int threads) {
+  if (s.outputs() == 0 || s.co == 0) return;
+  const Image image = image_of(s, x, workspace, parallel);
   gemm::multiply_indirect(
-      s.outputs(), depths, rows, PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; }, epilogue, parallel,
+      s.outputs(), depths_of(s), forward_rows(s, image), PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; },
+      epilogue, parallel, threads);
+}
+
+void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
+             const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel, int threads) {
+  if (joins_taps(s) || !gemm::packs_by_panel(s.co, s.taps() * s.ci, s.n * s.h * s.w * s.ci, threads)) {
+    float* const packed = workspace + frame_floats(s);
+    pack_weight(s, weight, ws, packed, parallel);
+    return forward_packed(s, x, packed, epilogue, y, workspace, parallel, threads);
+  }
+  const bool taps_inside = is_row_major(s, ws) && s.taps() <= kMostTapsInside;
+  const Depths depths = taps_inside ? Depths::taps_inside(s.taps(), s.ci) : depths_of(s);
+  gemm::multiply_by_panel(
+      s.outputs(), depths, forward_rows(s, layout_of(s, x)), PackedB(s.co),
+      forward_source(s, depths, taps_inside, weight, ws), y, [&](int64_t i) { return i * s.co; }, epilogue, parallel,
       threads);
 }
 
@@ -169,8 +266,10 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
         parallel(m, [&](int64_t i) { std::fill_n(dx + pixel(i) * s.ci, s.ci, 0.0f); });
         continue;
       }
-      const Depths depths(static_cast<int64_t>(taps.size()), s.co);
-      pack_backward(s, taps, depths, weight, ws, workspace, parallel);
+      const int64_t count = static_cast<int64_t>(taps.size());
+      const bool by_panel = gemm::packs_by_panel(s.ci, count * s.co, s.outputs() * s.co, threads);
+      const bool taps_inside = by_panel && is_row_major(s, ws) && s.taps() > 1 && count <= kMostTapsInside;
+      const Depths depths = taps_inside ? Depths::taps_inside(count, s.co) : Depths(count, s.co);
       const gemm::RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment& g, const float** out) {
         // Both divisions are exact: the class was made so.
         const int64_t dh = (ch + s.pad_h - taps[g.tap].h * s.dilation_h) / s.stride_h;
@@ -186,161 +285,16 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
           }
         }
       };
-      gemm::multiply_indirect(
-          m, depths, rows, PackedB(s.ci), workspace, dx, [&](int64_t i) { return pixel(i) * s.ci; }, {}, parallel,
-          threads);
+      const auto row_of_dx = [&](int64_t i) { return pixel(i) * s.ci; };
+      if (by_panel) {
+        gemm::multiply_by_panel(m, depths, rows, PackedB(s.ci),
+                                backward_source(s, taps, depths, taps_inside, weight, ws), dx, row_of_dx, {}, parallel,
+                                threads);
+        continue;
+      }
+      pack_backward(s, taps, depths, weight, ws, workspace, parallel);
+      gemm::multiply_indirect(m, depths, rows, PackedB(s.ci), workspace, dx, row_of_dx, {}, parallel, threads);
     }
-}
-
-namespace {
-
-/// How the gradient of the weight is cut: ranges of (tap, channel tile) rows, and where these are few, ranges of pixels
-/// with a product of their own each, added up at the end.
-struct WeightCut {
-  int64_t tiles, tiles_each, row_tasks, blocks_each, splits;
-  WeightCut(int64_t tiles_, int64_t blocks, int threads) : tiles(tiles_) {
-    tiles_each = std::min<int64_t>(tiles, 8);  // each pass over a block of dy serves this many tiles
-    row_tasks = ceil_div(tiles, tiles_each);
-    const int64_t wanted = std::clamp<int64_t>(ceil_div(threads * 3, row_tasks), 1, std::max<int64_t>(1, blocks / 2));
-    blocks_each = std::max<int64_t>(1, ceil_div(blocks, wanted));
-    splits = std::max<int64_t>(1, ceil_div(blocks, blocks_each));
-  }
-};
-// The workspace's size must not depend on the number of threads that happen to run.
-constexpr int kPlannedThreads = 16;
-
-int64_t product_floats(const Shape& s) { return round_up(s.taps() * s.ci * s.co, 16); }
-
-WeightCut cut_of(const Shape& s, int threads) {
-  const int64_t channels = joins_taps(s) ? s.kw * s.ci : s.ci, taps = joins_taps(s) ? s.kh : s.taps();
-  return WeightCut(taps * ceil_div(channels, gemm::tile_rows()),
-                   static_cast<int64_t>(Depths(1, s.outputs()).blocks.size()), std::min(threads, kPlannedThreads));
-}
-
-/// One run of output pixels of a block that a tap can serve: a piece of an image row.
-struct Run {
-  int64_t start, length;
-  const float* from;
-};
-
-/// The runs of [begin, end), relative to begin, for one tap.
-void find_runs(const Shape& s, const Image& image, int64_t tap, int64_t begin, int64_t end, std::vector<Run>& runs) {
-  const int64_t dh = tap / image.taps_w * s.dilation_h - image.pad_h,
-                dw = tap % image.taps_w * s.dilation_w - image.pad_w;
-  // Output columns whose input column exists.
-  const int64_t ow0 = std::min(s.ow, dw >= 0 ? 0 : ceil_div(-dw, s.stride_w));
-  const int64_t ow1 = image.w - dw <= 0 ? ow0 : std::clamp(ceil_div(image.w - dw, s.stride_w), ow0, s.ow);
-  runs.clear();
-  for (int64_t i = begin; i < end;) {
-    const int64_t n = i / (s.oh * s.ow), oh = i / s.ow % s.oh, line = i - i % s.ow;
-    const int64_t next = std::min(end, line + s.ow), from = std::max(i, line + ow0), to = std::min(next, line + ow1);
-    const int64_t h = oh * s.stride_h + dh;
-    if (h >= 0 && h < image.h && from < to)
-      runs.push_back({from - begin, to - from,
-                      image.data + ((n * image.h + h) * image.w + (from - line) * s.stride_w + dw) * image.pixel});
-    i = next;
-  }
-}
-
-}  // namespace
-
-int64_t backward_weight_workspace(const Shape& s) {
-  return product_floats(s) * cut_of(s, kPlannedThreads).splits + frame_floats(s);
-}
-
-void backward_weight(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
-                     float* workspace, const Parallel& parallel, int threads) {
-  const int64_t taps = s.taps(), m = s.outputs(), mr = gemm::tile_rows();
-  if (taps * s.ci * s.co == 0) return;
-  const WeightCut cut = cut_of(s, threads);
-  const int64_t product_size = product_floats(s);
-  float* product = workspace;  // [split, tap, ci, co]
-  const Image image = image_of(s, x, workspace + product_size * cut_of(s, kPlannedThreads).splits, parallel);
-  const int64_t tiles_per_tap = ceil_div(image.channels, mr);
-  const Depths depths(1, m);
-  const PackedB layout(s.co);
-  if (m == 0) std::fill_n(product, product_size, 0.0f);
-  parallel(m == 0 ? 0 : cut.row_tasks * cut.splits, [&](int64_t task) {
-    const int64_t split = task % cut.splits;
-    const int64_t tile0 = task / cut.splits * cut.tiles_each, tile1 = std::min(cut.tiles, tile0 + cut.tiles_each);
-    const int64_t block0 = split * cut.blocks_each;
-    const int64_t block1 = std::min<int64_t>(depths.blocks.size(), block0 + cut.blocks_each);
-    float* out = product + split * product_size;
-    // Both operands of a block are copied to where they stay in the second-level cache; dy's copy serves all tiles.
-    thread_local std::vector<float> storage;
-    storage.resize(gemm::kMaxDepth * (gemm::kMaxTileColumns + gemm::kMaxTileRows * cut.tiles_each) + 16);
-    float* const b_copy = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) & ~uintptr_t{63});
-    float* const a_copy = b_copy + gemm::kMaxDepth * gemm::kMaxTileColumns;
-    std::vector<std::vector<Run>> runs(tile1 - tile0);
-    std::vector<int64_t> starts, lengths;
-    std::vector<const float*> rows;
-    for (int64_t bi = block0; bi < block1; ++bi) {
-      const Depths::Block& block = depths.blocks[bi];
-      for (int64_t t = tile0; t < tile1; ++t) {
-        const int64_t tap = t / tiles_per_tap, c = t % tiles_per_tap * mr, count = std::min(mr, image.channels - c);
-        std::vector<Run>& mine = runs[t - tile0];
-        if (t > tile0 && (t - 1) / tiles_per_tap == tap)
-          mine = runs[t - 1 - tile0];
-        else
-          find_runs(s, image, tap, block.k, block.k + block.depth, mine);
-        float* to = a_copy + (t - tile0) * gemm::kMaxDepth * mr;
-        for (const Run& run : mine)
-          gemm::pack_panel(run.from + c, 1, image.pixel * s.stride_w, count, run.length, mr, to + run.start * mr);
-      }
-      for (int64_t panel = 0; panel < layout.panels(); ++panel) {
-        const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, s.co - j);
-        gemm::pack_panel(dy + block.k * s.co + j, 1, s.co, cols, block.depth, width, b_copy);
-        for (int64_t t = tile0; t < tile1; ++t) {
-          const int64_t tap = t / tiles_per_tap, c = t % tiles_per_tap * mr, count = std::min(mr, image.channels - c);
-          const std::vector<Run>& mine = runs[t - tile0];
-          starts.clear(), lengths.clear(), rows.clear();
-          for (const Run& run : mine) {
-            // Runs that meet without a gap are one.
-            if (!starts.empty() && starts.back() + lengths.back() == run.start) {
-              lengths.back() += run.length;
-              continue;
-            }
-            starts.push_back(run.start), lengths.push_back(run.length);
-            for (int64_t r = 0; r < gemm::kMaxTileRows; ++r)
-              rows.push_back(a_copy + (t - tile0) * gemm::kMaxDepth * mr + run.start * mr + r);
-          }
-          const gemm::Left left{static_cast<int64_t>(starts.size()), lengths.data(), rows.data(), mr, starts.data()};
-          float* c_rows[gemm::kMaxTileRows];
-          for (int64_t r = 0; r < count; ++r) c_rows[r] = out + (tap * image.channels + c + r) * s.co + j;
-          gemm::micro_for(count, width)(left, b_copy, {c_rows, cols, nullptr, bi != block0});
-        }
-      }
-    }
-  });
-  if (cut.splits > 1)
-    parallel(ceil_div(product_size, 4096), [&](int64_t piece) {
-      const int64_t end = std::min(product_size, (piece + 1) * 4096);
-      for (int64_t split = 1; split < cut.splits; ++split)
-        for (int64_t q = piece * 4096; q < end; ++q) product[q] += product[split * product_size + q];
-    });
-  // [tap, ci, co] -> the weight's own layout.
-  parallel(ceil_div(s.co, 16), [&](int64_t task) {
-    const int64_t o0 = task * 16, count = std::min<int64_t>(16, s.co - o0);
-    if (ws.i == 1 || taps == 1) {
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        float* to = dweight + o0 * ws.o + tap / s.kw * ws.h + tap % s.kw * ws.w;
-        const float* from = product + tap * s.ci * s.co + o0;
-        if (ws.i == 1) {
-          gemm::transpose(from, s.co, s.ci, count, to, ws.o);
-        } else {
-          for (int64_t i = 0; i < s.ci; ++i)
-            for (int64_t o = 0; o < count; ++o) to[o * ws.o + i * ws.i] = from[i * s.co + o];
-        }
-      }
-      return;
-    }
-    for (int64_t i = 0; i < s.ci; ++i)
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        const float* from = product + (tap * s.ci + i) * s.co + o0;
-        float* to = dweight + o0 * ws.o + i * ws.i + tap / s.kw * ws.h + tap % s.kw * ws.w;
-        for (int64_t o = 0; o < count; ++o) to[o * ws.o] = from[o];
-      }
-  });
 }
 
 }  // namespace kiln::runtime::conv

@@ -20,14 +20,18 @@ struct WeightStrides {
   int64_t o, i, h, w;
 };
 
-/// A weight as forward() wants it: packed_weight_floats floats, 64-byte aligned.
+/// A weight packed once for many forward_packed(): packed_weight_floats floats, 64-byte aligned.
 int64_t packed_weight_floats(const Shape& s);
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const gemm::Parallel& parallel);
 /// y = conv(x, weight) (+ epilogue.bias[co]), the weight packed; a row of the epilogue is a pixel. `workspace`:
-/// forward_workspace floats, 64-byte aligned.
-void forward(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
-             float* workspace, const gemm::Parallel& parallel, int threads);
+/// forward_packed_workspace floats, 64-byte aligned.
+void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
+                    float* workspace, const gemm::Parallel& parallel, int threads);
+int64_t forward_packed_workspace(const Shape& s);
+/// The same from a weight as it is; `workspace`: forward_workspace floats.
+void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
+             const gemm::Epilogue& epilogue, float* y, float* workspace, const gemm::Parallel& parallel, int threads);
 int64_t forward_workspace(const Shape& s);
 
 /// dx from dy and weight.
@@ -35,9 +39,9 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
                     float* workspace, const gemm::Parallel& parallel, int threads);
 int64_t backward_input_workspace(const Shape& s);
 
-/// dweight (with strides `ws`) from x and dy.
+/// dweight (with strides `ws`) from x and dy. `workspace`: as many floats for the same number of threads.
 void backward_weight(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
                      float* workspace, const gemm::Parallel& parallel, int threads);
-int64_t backward_weight_workspace(const Shape& s);
+int64_t backward_weight_workspace(const Shape& s, int threads);
 
 }  // namespace kiln::runtime::conv

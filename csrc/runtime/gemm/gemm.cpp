@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "runtime/gemm/ahead.h"
 #include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::gemm {
@@ -45,30 +46,6 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
   parallel(ceil_div(m, rows),
            [&](int64_t t) { pack_rows(a, t * rows, std::min(m, (t + 1) * rows), k, to + t * rows * k); });
 }
-
-/// Memory that is to be read soon: asked for piece by piece while something else computes, so that nothing waits for
-/// it later. `lines` lines of `length` floats, `stride` apart.
-class Ahead {
- public:
-  Ahead() = default;
-  /// In `pieces` equal parts.
-  Ahead(const float* data, int64_t lines, int64_t stride, int64_t length, int64_t pieces)
-      : data_(data), lines_(lines), stride_(stride), length_(length) {
-    each_ = ceil_div(lines * ceil_div(length, 16), std::max<int64_t>(1, pieces));
-  }
-  void ask() {
-    for (int64_t i = 0; i < each_ && line_ < lines_; ++i) {
-      __builtin_prefetch(data_ + line_ * stride_ + at_, 0, 2);
-      if ((at_ += 16) < length_) continue;
-      at_ = 0;
-      ++line_;
-    }
-  }
-
- private:
-  const float* data_ = nullptr;
-  int64_t lines_ = 0, stride_ = 0, length_ = 0, each_ = 0, line_ = 0, at_ = 0;
-};
 
 /// Left operands of all tiles of a task, for one block of k.
 class TileTable {
@@ -194,16 +171,14 @@ struct Chunk {
   }
 };
 
-/// Whether each panel of B is packed by the task that multiplies it, which then meets all rows of A: where B is too
-/// large for the caches, a packed copy of it would be written to memory and read again. A must stay in them instead.
-bool packs_by_panel(int64_t m, int64_t n, int64_t k, int threads) {
-  return PackedB(n).panels() >= 2 * threads && n * k >= (1 << 17) && m * k <= (1 << 19);
-}
-
 }  // namespace
 
 bool supported() { return has_avx512() || (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")); }
 int64_t tile_rows() { return tile().mr; }
+
+bool packs_by_panel(int64_t n, int64_t k, int64_t a_floats, int threads) {
+  return PackedB(n).panels() >= 2 * threads && n * k >= (1 << 17) && a_floats <= (1 << 19);
+}
 
 const float* zeros() {
   alignas(64) static const float line[kMaxDepth] = {};
@@ -221,6 +196,18 @@ Depths::Depths(int64_t taps, int64_t length) : k(taps * length) {
     blocks.back().depth += segments[s].length;
     ++blocks.back().segments;
   }
+}
+
+Depths Depths::taps_inside(int64_t taps, int64_t length) {
+  Depths d;
+  d.k = taps * length;
+  const int64_t pieces = ceil_div(length, std::max<int64_t>(1, kMaxDepth / taps)), piece = ceil_div(length, pieces);
+  for (int64_t at = 0; at < length; at += piece) {
+    const int64_t some = std::min(piece, length - at);
+    d.blocks.push_back({at * taps, some * taps, static_cast<int64_t>(d.segments.size()), taps});
+    for (int64_t t = 0; t < taps; ++t) d.segments.push_back({at * taps + t * some, some, t, at});
+  }
+  return d;
 }
 
 // Widths differ by one vector at most: a panel of one vector would leave the multipliers waiting for loads.
@@ -246,7 +233,7 @@ int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int th
 }
 
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (packs_by_panel(m, n, k, threads)) return a.col == 1 ? 0 : round_up(m, tile().mr) * k;
+  if (packs_by_panel(n, k, m * k, threads)) return a.col == 1 ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
   for (int64_t width : {chunk.n, n % chunk.n})
@@ -309,35 +296,26 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
 
 namespace {
 
-void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
-                       const Epilogue& epilogue, float* packed_a, const Parallel& parallel, int threads) {
-  const Depths depths(1, k);
-  const PackedB layout(n);
-  const int64_t mr = tile().mr;
-  const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
-  if (a.col != 1) pack_all_rows(a, m, k, packed_a, parallel);
-  const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4);
+/// `left_of(block)` gives the left operands of a block of k: a function of the tile's index.
+template <class LeftOf, class RowOfC>
+void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const PackedB& layout,
+                  const PanelSource& source, float* c, const RowOfC& row_of_c, const Epilogue& epilogue,
+                  const Parallel& parallel, int threads) {
+  const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), tiles = ceil_div(m, tile().mr);
+  const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
   const auto multiply_panel = [&](int64_t panel, int64_t following) {
-    const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, n - j);
-    Ahead ahead;
-    if (following < layout.panels()) {
-      const int64_t next = layout.first_column(following), columns = std::min(layout.width(following), n - next);
-      const int64_t tiles = ceil_div(m, mr) * static_cast<int64_t>(depths.blocks.size());
-      ahead = b.col == 1 ? Ahead(b.data + next, k, b.row, columns, tiles)
-                         : Ahead(b.data + next * b.col, columns, b.col, k, tiles);
-    }
+    const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, layout.n - j);
     alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
-    for (const Depths::Block& block : depths.blocks) {
-      pack_panel(b.data + block.k * b.row + j * b.col, b.col, b.row, cols, block.depth, width, packed);
-      const float* rows[kMaxTileRows];
-      const auto left_of = [&](int64_t index) {
-        for (int64_t r = 0; r < mr; ++r)
-          rows[r] = a.col == 1 ? a.data + std::min(m - 1, index * mr + r) * a.row + block.k
-                               : packed_a + (index * k + block.k) * mr + r;
-        return Left{1, &block.depth, rows, a.col == 1 ? 1 : mr, nullptr};
-      };
-      run_panel(packed, j, cols, width, 0, m, left_of,
-                Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const Depths::Block& block = depths.blocks[b];
+      Ahead ahead;
+      if (b + 1 < blocks)
+        ahead = source.ahead(depths.blocks[b + 1], panel, tiles);
+      else if (following < layout.panels())
+        ahead = source.ahead(depths.blocks[0], following, tiles);
+      source.pack(block, panel, packed);
+      run_panel(packed, j, cols, width, 0, m, left_of(block),
+                Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
     }
   };
   parallel(ceil_div(layout.panels(), run), [&](int64_t task) {
@@ -348,13 +326,45 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
   });
 }
 
+void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
+                       const Epilogue& epilogue, float* packed_a, const Parallel& parallel, int threads) {
+  const Depths depths(1, k);
+  const PackedB layout(n);
+  const int64_t mr = tile().mr;
+  if (a.col != 1) pack_all_rows(a, m, k, packed_a, parallel);
+  const auto left_of = [&](const Depths::Block& block) {
+    return [&](int64_t index) {
+      thread_local const float* rows[kMaxTileRows];
+      for (int64_t r = 0; r < mr; ++r)
+        rows[r] = a.col == 1 ? a.data + std::min(m - 1, index * mr + r) * a.row + block.k
+                             : packed_a + (index * k + block.k) * mr + r;
+      return Left{1, &block.depth, rows, a.col == 1 ? 1 : mr, nullptr};
+    };
+  };
+  const auto count = [&](int64_t panel) { return std::min(layout.width(panel), n - layout.first_column(panel)); };
+  const auto at = [&](const Depths::Block& block, int64_t panel) {
+    return b.data + block.k * b.row + layout.first_column(panel) * b.col;
+  };
+  const PanelSource source{[&](const Depths::Block& block, int64_t panel, float* to) {
+                             pack_panel(at(block, panel), b.col, b.row, count(panel), block.depth, layout.width(panel),
+                                        to);
+                           },
+                           [&](const Depths::Block& block, int64_t panel, int64_t pieces) {
+                             const float* const from = at(block, panel);
+                             return b.col == 1 ? Ahead(from, block.depth, b.row, count(panel), pieces)
+                                               : Ahead(from, count(panel), b.col, block.depth, pieces);
+                           }};
+  run_by_panel(
+      m, depths, left_of, layout, source, c, [ldc](int64_t i) { return i * ldc; }, epilogue, parallel, threads);
+}
+
 }  // namespace
 
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
-  if (packs_by_panel(m, n, k, threads))
+  if (packs_by_panel(n, k, m * k, threads))
     return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
   const Chunk chunk(n, k);
   float* const work = workspace + packed_floats(chunk.k, chunk.n);
@@ -388,6 +398,20 @@ void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows,
     }
     left.finished(task);
   });
+}
+
+void multiply_by_panel(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
+                       const PanelSource& source, float* c, const std::function<int64_t(int64_t)>& row_of_c,
+                       const Epilogue& epilogue, const Parallel& parallel, int threads) {
+  if (m == 0 || layout.n == 0) return;
+  std::vector<TileTable> tables(depths.blocks.size());
+  parallel(static_cast<int64_t>(tables.size()),
+           [&](int64_t b) { tables[b].fill(depths, depths.blocks[b], rows, 0, m); });
+  const auto left_of = [&](const Depths::Block& block) {
+    const TileTable& table = tables[&block - depths.blocks.data()];
+    return [&table](int64_t index) { return table.tile_at(index); };
+  };
+  run_by_panel(m, depths, left_of, layout, source, c, row_of_c, epilogue, parallel, threads);
 }
 
 namespace {

@@ -3,6 +3,8 @@
 #include <functional>
 #include <vector>
 
+#include "runtime/gemm/ahead.h"
+
 // Products of float32 matrices by kernels of our own, in two forms: the plain one, and one whose left rows are found
 // through pointers, which is what a convolution over channels-last data is.
 // Packing, register tiles and loop order after Goto and van de Geijn, "Anatomy of High-Performance Matrix
@@ -69,6 +71,11 @@ struct Depths {
   int64_t k = 0;
   /// `taps` runs of `length` each.
   Depths(int64_t taps, int64_t length);
+  /// The same, but each block has a part of all runs. taps <= kMaxDepth.
+  static Depths taps_inside(int64_t taps, int64_t length);
+
+ private:
+  Depths() = default;
 };
 
 /// Where packed B's panels lie: block by block, panel by panel, depth * width floats each.
@@ -93,6 +100,21 @@ const float* zeros();
 /// C = A B with A's rows through pointers (elements of a segment contiguous), B packed, row i of C at c + row_of_c(i).
 void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
                        const float* packed, float* c, const std::function<int64_t(int64_t)>& row_of_c,
+                       const Epilogue& epilogue, const Parallel& parallel, int threads);
+
+/// Where B's panels come from when they are packed on the way, by the task that multiplies them.
+struct PanelSource {
+  /// Writes one block of a panel, lines of layout.width(panel) floats.
+  std::function<void(const Depths::Block& block, int64_t panel, float* to)> pack;
+  /// What pack() will read.
+  std::function<Ahead(const Depths::Block& block, int64_t panel, int64_t pieces)> ahead;
+};
+/// Whether that is better: where B (k x n) is too large for the caches, a packed copy of it would be written to memory
+/// and read again. A, `a_floats` in memory, must stay in them instead, as all of it meets each panel.
+bool packs_by_panel(int64_t n, int64_t k, int64_t a_floats, int threads);
+/// As multiply_indirect; the epilogue's rows_done is not called.
+void multiply_by_panel(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
+                       const PanelSource& source, float* c, const std::function<int64_t(int64_t)>& row_of_c,
                        const Epilogue& epilogue, const Parallel& parallel, int threads);
 
 /// Packs `count` (<= width) vectors of length k: element (v, p) from src[v * vec + p * step] to dst[p * width + v]; the

@@ -16,11 +16,24 @@ const gemm::Parallel kSerial = [](int64_t n, const std::function<void(int64_t)>&
 struct Case {
   int64_t n, ci, co, h, w, kh, kw, stride, pad, dilation;
 };
-const Case kCases[] = {
-    {2, 3, 64, 11, 9, 7, 7, 2, 3, 1},    {1, 16, 48, 8, 8, 1, 1, 1, 0, 1}, {2, 64, 33, 6, 7, 3, 3, 1, 1, 1},
-    {3, 20, 5, 9, 9, 3, 3, 2, 1, 1},     {1, 8, 17, 10, 8, 3, 1, 1, 2, 2}, {2, 600, 20, 3, 3, 1, 1, 2, 0, 1},
-    {1, 1, 1, 1, 1, 3, 3, 1, 1, 1},      {2, 5, 9, 12, 5, 2, 4, 3, 0, 1},  {1, 33, 100, 5, 5, 5, 5, 1, 2, 1},
-    {4, 130, 70, 16, 16, 3, 3, 1, 1, 1}, {2, 4, 8, 7, 7, 3, 3, 1, 0, 2}};
+const Case kCases[] = {{2, 3, 64, 11, 9, 7, 7, 2, 3, 1},
+                       {1, 16, 48, 8, 8, 1, 1, 1, 0, 1},
+                       {2, 64, 33, 6, 7, 3, 3, 1, 1, 1},
+                       {3, 20, 5, 9, 9, 3, 3, 2, 1, 1},
+                       {1, 8, 17, 10, 8, 3, 1, 1, 2, 2},
+                       {2, 600, 20, 3, 3, 1, 1, 2, 0, 1},
+                       {1, 1, 1, 1, 1, 3, 3, 1, 1, 1},
+                       {2, 5, 9, 12, 5, 2, 4, 3, 0, 1},
+                       {1, 33, 100, 5, 5, 5, 5, 1, 2, 1},
+                       {4, 130, 70, 16, 16, 3, 3, 1, 1, 1},
+                       {2, 4, 8, 7, 7, 3, 3, 1, 0, 2},
+                       // Large weights, which are packed panel by panel where panels are many for the threads.
+                       {1, 150, 140, 5, 4, 3, 3, 1, 1, 1},
+                       {2, 130, 200, 6, 6, 3, 3, 2, 1, 1},
+                       {1, 600, 300, 3, 3, 1, 1, 1, 0, 1},
+                       {1, 140, 150, 4, 4, 5, 5, 1, 2, 1},
+                       {1, 70, 130, 9, 8, 7, 7, 2, 3, 1},
+                       {1, 520, 660, 4, 3, 1, 1, 2, 0, 1}};
 
 void expect_close(const at::Tensor& got, const at::Tensor& want, const char* what) {
   const double error = (got.to(at::kDouble) - want).abs().max().item<double>();
@@ -41,8 +54,9 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
       const Shape s{c.n,          c.ci,     c.h,      c.w,   c.co,  c.kh,       c.kw,      want.size(2),
                     want.size(3), c.stride, c.stride, c.pad, c.pad, c.dilation, c.dilation};
       const WeightStrides ws{w.stride(0), w.stride(1), w.stride(2), w.stride(3)};
-      const auto work =
-          at::empty({std::max({forward_workspace(s), backward_input_workspace(s), backward_weight_workspace(s)}) + 16});
+      const auto work = at::empty({std::max({forward_workspace(s), backward_input_workspace(s),
+                                             backward_weight_workspace(s, 1), backward_weight_workspace(s, 5)}) +
+                                   16});
       auto* aligned =
           reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(work.data_ptr<float>()) + 63) & ~uintptr_t{63});
       for (const int threads : {1, 5}) {
@@ -52,8 +66,12 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
         auto* packed_data =
             reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data_ptr<float>()) + 63) & ~uintptr_t{63});
         pack_weight(s, w.data_ptr<float>(), ws, packed_data, kSerial);
-        forward(s, x.data_ptr<float>(), packed_data, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned, kSerial,
-                threads);
+        forward_packed(s, x.data_ptr<float>(), packed_data, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned,
+                       kSerial, threads);
+        expect_close(y.permute({0, 3, 1, 2}), want, "forward_packed");
+        y.fill_(7.0f);
+        forward(s, x.data_ptr<float>(), w.data_ptr<float>(), ws, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned,
+                kSerial, threads);
         expect_close(y.permute({0, 3, 1, 2}), want, "forward");
         const auto dy = at::randn({c.n, s.oh, s.ow, c.co});
         const auto [want_dx, want_dw, unused] = at::convolution_backward(

@@ -1,0 +1,306 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "runtime/conv/image.h"
+#include "runtime/gemm/ahead.h"
+#include "runtime/gemm/kernels.h"
+
+// The gradient of a convolution's weight: for each tap the product of the input, shifted, with the gradient of the
+// output, summed over all output pixels.
+namespace kiln::runtime::conv {
+namespace {
+
+using gemm::Depths;
+using gemm::PackedB;
+using gemm::Parallel;
+
+/// Output pixels in a row of the image, and the pixels that a tap reads for them: `step` apart, in one row too.
+struct Run {
+  int64_t start, length, pixel;
+};
+
+/// The output pixels [begin, begin + depth) for which a tap reads inside of the image; starts count from begin.
+void find_runs(const Shape& s, const Image& image, int64_t tap, int64_t begin, int64_t depth, std::vector<Run>& runs) {
+  runs.clear();
+  if (image.taps() == 1 && s.stride_h == 1 && s.stride_w == 1 && image.pad_h == 0 && image.pad_w == 0)
+    return runs.push_back({0, depth, begin});
+  const int64_t dh = tap / image.taps_w * s.dilation_h - image.pad_h,
+                dw = tap % image.taps_w * s.dilation_w - image.pad_w;
+  // Output columns whose input column exists.
+  const int64_t ow0 = std::min(s.ow, dw >= 0 ? 0 : ceil_div(-dw, s.stride_w));
+  const int64_t ow1 = image.w - dw <= 0 ? ow0 : std::clamp(ceil_div(image.w - dw, s.stride_w), ow0, s.ow);
+  for (int64_t i = begin; i < begin + depth;) {
+    const int64_t n = i / (s.oh * s.ow), line = i - i % s.ow, h = i / s.ow % s.oh * s.stride_h + dh;
+    const int64_t next = std::min(begin + depth, line + s.ow);
+    const int64_t first = std::clamp(line + ow0, i, next), last = std::clamp(line + ow1, first, next);
+    if (h >= 0 && h < image.h && first < last) {
+      const int64_t pixel = (n * image.h + h) * image.w + (first - line) * s.stride_w + dw;
+      if (!runs.empty() && runs.back().start + runs.back().length == first - begin &&
+          runs.back().pixel + runs.back().length * s.stride_w == pixel)
+        runs.back().length += last - first;
+      else
+        runs.push_back({first - begin, last - first, pixel});
+    }
+    i = next;
+  }
+}
+
+/// The input of some tiles of channels for a block of output pixels, as left operands of products.
+class Tiles {
+ public:
+  /// Long runs are read from one copy of the pixels that any tap reads. Short ones are copied tap by tap, with zeros
+  /// where a tap reads outside of the image: one run for the product.
+  static bool shares(const Shape& s, const Image& image) { return image.taps() > 1 && s.ow >= 8; }
+  /// Floats for one tile of channels and all taps, at most.
+  static int64_t floats(const Shape& s, const Image& image) {
+    const int64_t mr = gemm::tile_rows();
+    if (!shares(s, image)) return image.taps() * gemm::kMaxDepth * mr;
+    const int64_t rows = (ceil_div(gemm::kMaxDepth, s.ow) + 1) * s.stride_h + (image.taps_h - 1) * s.dilation_h + 1;
+    return rows * image.w * mr;
+  }
+
+  Tiles(const Shape& s, const Image& image, int64_t c0, int64_t channels, float* memory)
+      : s_(s), image_(image), c0_(c0), channels_(channels), memory_(memory), runs_(image.taps()) {}
+
+  /// Copies what the output pixels [begin, begin + depth) need.
+  void fill(int64_t begin, int64_t depth) {
+    const int64_t mr = gemm::tile_rows(), tiles = ceil_div(channels_, mr);
+    for (int64_t tap = 0; tap < image_.taps(); ++tap) find_runs(s_, image_, tap, begin, depth, runs_[tap]);
+    if (shares(s_, image_)) {
+      lo_ = INT64_MAX;
+      int64_t end = 0;
+      for (const std::vector<Run>& runs : runs_)
+        for (const Run& run : runs) {
+          lo_ = std::min(lo_, run.pixel);
+          end = std::max(end, run.pixel + (run.length - 1) * s_.stride_w + 1);
+        }
+      lines_ = std::max<int64_t>(0, end - lo_);
+      if (lines_) copy(memory_, 0, lines_, lo_, 1);
+      return;
+    }
+    lines_ = depth;
+    for (int64_t tap = 0; tap < image_.taps(); ++tap) {
+      float* const to = memory_ + tap * tiles * depth * mr;
+      int64_t done = 0;
+      for (const Run& run : runs_[tap]) {
+        clear(to, done, run.start);
+        copy(to, run.start, run.length, run.pixel, s_.stride_w);
+        done = run.start + run.length;
+      }
+      clear(to, done, depth);
+    }
+  }
+
+  /// Of one tap and tile; valid until the next call.
+  gemm::Left left(int64_t tap, int64_t tile) {
+    const int64_t mr = gemm::tile_rows();
+    starts_.clear(), lengths_.clear(), rows_.clear();
+    const auto add = [&](const float* from) {
+      for (int64_t r = 0; r < gemm::kMaxTileRows; ++r) rows_.push_back(from + r);
+    };
+    if (!shares(s_, image_)) {
+      add(memory_ + (tap * ceil_div(channels_, mr) + tile) * lines_ * mr);
+      return {1, &lines_, rows_.data(), mr};
+    }
+    for (const Run& run : runs_[tap]) {
+      starts_.push_back(run.start), lengths_.push_back(run.length);
+      add(memory_ + (tile * lines_ + run.pixel - lo_) * mr);
+    }
+    return {static_cast<int64_t>(starts_.size()), lengths_.data(), rows_.data(), mr * s_.stride_w, starts_.data()};
+  }
+
+ private:
+  /// `lines` pixels from `pixel` on, `step` apart, to lines at.. of all tiles.
+  void copy(float* to, int64_t at, int64_t lines, int64_t pixel, int64_t step) const {
+    const int64_t mr = gemm::tile_rows(), whole = gemm::has_avx512() ? channels_ / mr : 0;
+    const float* const from = image_.data + pixel * image_.pixel + c0_;
+    gemm::pack_sixes(from, step * image_.pixel, lines, whole, lines_, false, to + at * mr);
+    for (int64_t c = whole * mr; c < channels_; c += mr)
+      gemm::pack_panel(from + c, 1, step * image_.pixel, std::min(mr, channels_ - c), lines, mr,
+                       to + c * lines_ + at * mr);
+  }
+  void clear(float* to, int64_t begin, int64_t end) const {
+    const int64_t mr = gemm::tile_rows();
+    for (int64_t c = 0; c < channels_ && begin < end; c += mr)
+      std::fill_n(to + c * lines_ + begin * mr, (end - begin) * mr, 0.0f);
+  }
+
+  const Shape& s_;
+  const Image& image_;
+  int64_t c0_, channels_, lines_ = 0, lo_ = 0;  // lines: of each copy of a tile; lo: pixel of the first
+  float* memory_;
+  std::vector<std::vector<Run>> runs_;  // by tap
+  std::vector<int64_t> starts_, lengths_;
+  std::vector<const float*> rows_;
+};
+
+/// How the work is cut: ranges of input channels, all taps of each; ranges of output channels; and where these are few,
+/// ranges of pixels, whose sums are added up at the end.
+struct Cut {
+  /// Tiles, one for each tap, that meet a panel of the output's gradient: so many that copying it counts for little,
+  /// and so few that their input stays in the second-level cache beside it.
+  static constexpr int64_t kTiles = 36, kTileFloats = 3 << 15;
+  static constexpr int64_t kPanels = 4;
+  int64_t channel_tiles, row_tasks, panels, column_tasks, blocks, splits;
+
+  Cut(const Shape& s, int threads) {
+    const Image image = layout_of(s, nullptr);
+    const int64_t wanted = 4 * static_cast<int64_t>(threads);
+    channel_tiles = ceil_div(image.channels, gemm::tile_rows());
+    const int64_t together = std::min(kTiles / image.taps(), kTileFloats / Tiles::floats(s, image));
+    row_tasks = ceil_div(channel_tiles, std::max<int64_t>(1, together));
+    panels = PackedB(s.co).panels();
+    column_tasks = std::min(panels, std::max(ceil_div(panels, kPanels), ceil_div(wanted, row_tasks)));
+    blocks = static_cast<int64_t>(Depths(1, s.outputs()).blocks.size());
+    splits = std::clamp<int64_t>(ceil_div(wanted, row_tasks * column_tasks), 1, std::max<int64_t>(1, blocks / 2));
+  }
+  int64_t tasks() const { return row_tasks * column_tasks * splits; }
+  int64_t first_tile(int64_t row_task) const { return row_task * channel_tiles / row_tasks; }
+  int64_t first_panel(int64_t column_task) const { return column_task * panels / column_tasks; }
+  int64_t first_block(int64_t split) const { return split * blocks / splits; }
+};
+int64_t weight_floats(const Shape& s) { return round_up(s.taps() * s.ci * s.co, 16); }
+
+/// A row of a sum of products, and where in the gradient it goes: the place of its first element.
+struct SumRow {
+  int64_t place;
+  const float* data;
+};
+
+/// Writes `rows`, sorted by place, as columns: element j of a row to to[place + j * step].
+void write_columns(const std::vector<SumRow>& rows, int64_t cols, float* to, int64_t step) {
+  const int64_t count = static_cast<int64_t>(rows.size());
+  alignas(64) float square[16 * 16];
+  for (int64_t j = 0; j < cols; j += 16) {
+    const int64_t width = std::min<int64_t>(16, cols - j);
+    float* const out = to + j * step;
+    // The lines that are written next: the wait for the right to write to them passes meanwhile.
+    for (int64_t v = 16; v < std::min<int64_t>(32, cols - j); ++v)
+      for (int64_t r = 0; r < count; r += 16) __builtin_prefetch(out + rows[r].place + v * step, 1);
+    for (int64_t r = 0; r < count;) {
+      // Places of one row of the gradient that lie side by side are written at once.
+      if (gemm::has_avx512() && width == 16 && r + 16 <= count && rows[r + 15].place == rows[r].place + 15) {
+        for (int64_t q = 0; q < 16; ++q) std::memcpy(square + q * 16, rows[r + q].data + j, 64);
+        gemm::transpose16(square, 16, out + rows[r].place, step);
+        r += 16;
+        continue;
+      }
+      for (int64_t v = 0; v < width; ++v) out[rows[r].place + v * step] = rows[r].data[j + v];
+      ++r;
+    }
+  }
+}
+
+/// Kernels of one element, with a gradient that is large for the pixels that it sums up: the plain product
+/// transposed(dy) x makes it in place. With many pixels, copying dy for that costs more than it wins.
+bool is_product(const Shape& s) {
+  return s.taps() == 1 && s.pad_h == 0 && s.pad_w == 0 && s.ci * s.co >= 8 * s.outputs();
+}
+/// Of the pixels that such a kernel meets, where it leaves some out.
+int64_t input_floats(const Shape& s) {
+  return s.stride_h == 1 && s.stride_w == 1 ? 0 : round_up(s.outputs() * s.ci, 16);
+}
+
+}  // namespace
+
+int64_t backward_weight_workspace(const Shape& s, int threads) {
+  if (is_product(s))
+    return input_floats(s) + gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, threads);
+  return frame_floats(s) + weight_floats(s) * (Cut(s, threads).splits - 1);
+}
+
+void backward_weight(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
+                     float* workspace, const Parallel& parallel, int threads) {
+  const int64_t size = s.taps() * s.ci * s.co, mr = gemm::tile_rows();
+  if (size == 0) return;
+  if (s.outputs() == 0) {
+    std::fill_n(dweight, size, 0.0f);
+    return;
+  }
+  if (is_product(s)) {
+    float* const input = workspace;
+    if (input_floats(s)) {
+      parallel(s.n * s.oh, [&](int64_t line) {
+        const float* from = x + (line / s.oh * s.h + line % s.oh * s.stride_h) * s.w * s.ci;
+        for (int64_t i = 0; i < s.ow; ++i)
+          std::memcpy(input + (line * s.ow + i) * s.ci, from + i * s.stride_w * s.ci, sizeof(float) * s.ci);
+      });
+      x = input;
+    }
+    return gemm::multiply(s.co, s.ci, s.outputs(), {dy, 1, s.co}, {x, s.ci, 1}, dweight, ws.o, {},
+                          workspace + input_floats(s), parallel, threads);
+  }
+  const Cut cut(s, threads);
+  // The sums of all ranges of pixels but the first, each laid out as the gradient is.
+  float* const partial = workspace + frame_floats(s);
+  const Image image = image_of(s, x, workspace, parallel);
+  const Depths depths(1, s.outputs());
+  const PackedB layout(s.co);
+  const bool packed_already =
+      layout.panels() == 1 && layout.width(0) == s.co && reinterpret_cast<uintptr_t>(dy) % 64 == 0;
+  parallel(cut.tasks(), [&](int64_t task) {
+    const int64_t split = task % cut.splits, column_task = task / cut.splits % cut.column_tasks;
+    const int64_t row_task = task / cut.splits / cut.column_tasks;
+    const int64_t tile0 = cut.first_tile(row_task), tiles = cut.first_tile(row_task + 1) - tile0;
+    const int64_t panel0 = cut.first_panel(column_task), panel1 = cut.first_panel(column_task + 1);
+    const int64_t block0 = cut.first_block(split), block1 = cut.first_block(split + 1);
+    const int64_t j0 = layout.first_column(panel0), cols = std::min(s.co, layout.first_column(panel1)) - j0;
+    const int64_t c0 = tile0 * mr, channels = std::min(tiles * mr, image.channels - c0);
+    const int64_t ld = round_up(cols, 16), taps = image.taps();
+    thread_local std::vector<float> storage;
+    const int64_t b_floats = gemm::kMaxDepth * gemm::kMaxTileColumns, sum_floats = taps * channels * ld;
+    storage.resize(b_floats + sum_floats + tiles * Tiles::floats(s, image) + 16);
+    float* const b_copy = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) & ~uintptr_t{63});
+    float* const sums = b_copy + b_floats;  // [tap, channel, column]
+    Tiles left(s, image, c0, channels, sums + sum_floats);
+    for (int64_t bi = block0; bi < block1; ++bi) {
+      const Depths::Block& block = depths.blocks[bi];
+      left.fill(block.k, block.depth);
+      for (int64_t panel = panel0; panel < panel1; ++panel) {
+        const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.co - j);
+        const float* b = dy + block.k * s.co;
+        if (!packed_already) {
+          gemm::pack_panel(b + j, 1, s.co, count, block.depth, width, b_copy);
+          b = b_copy;
+        }
+        // What is copied next: the next panel, or the first one of the next block.
+        const bool last = panel + 1 == panel1;
+        gemm::Ahead ahead;
+        if (!packed_already && (!last || bi + 1 < block1))
+          ahead = gemm::Ahead(last ? dy + (block.k + block.depth) * s.co + j0 : dy + block.k * s.co + j + width,
+                              block.depth, s.co, gemm::kMaxTileColumns, taps * tiles);
+        for (int64_t tap = 0; tap < taps; ++tap)
+          for (int64_t t = 0; t < tiles; ++t) {
+            ahead.ask();
+            const int64_t height = std::min(mr, channels - t * mr);
+            float* c_rows[gemm::kMaxTileRows];
+            for (int64_t r = 0; r < height; ++r) c_rows[r] = sums + (tap * channels + t * mr + r) * ld + j - j0;
+            gemm::micro_for(height, width)(left.left(tap, t), b, {c_rows, count, nullptr, bi != block0});
+          }
+      }
+    }
+    std::vector<SumRow> rows;
+    rows.reserve(taps * channels);
+    for (int64_t tap = 0; tap < taps; ++tap)
+      for (int64_t c = 0; c < channels; ++c) {
+        const int64_t i = (c0 + c) % s.ci;  // joined taps are channels of one tap
+        const int64_t kh = tap / image.taps_w, kw = tap % image.taps_w + (c0 + c) / s.ci;
+        rows.push_back({i * ws.i + kh * ws.h + kw * ws.w, sums + (tap * channels + c) * ld});
+      }
+    std::sort(rows.begin(), rows.end(), [](const SumRow& a, const SumRow& b) { return a.place < b.place; });
+    float* const to = split == 0 ? dweight : partial + (split - 1) * weight_floats(s);
+    write_columns(rows, cols, to + j0 * ws.o, ws.o);
+  });
+  if (cut.splits == 1) return;
+  parallel(ceil_div(size, 4096), [&](int64_t piece) {
+    const int64_t end = std::min(size, (piece + 1) * 4096);
+    for (int64_t split = 1; split < cut.splits; ++split) {
+      const float* from = partial + (split - 1) * weight_floats(s);
+      for (int64_t q = piece * 4096; q < end; ++q) dweight[q] += from[q];
+    }
+  });
+}
+
+}  // namespace kiln::runtime::conv

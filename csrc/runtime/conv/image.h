@@ -1,0 +1,45 @@
+#pragma once
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/conv/conv.h"
+
+// How the products of a convolution read its input.
+namespace kiln::runtime::conv {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
+
+/// The input as products read it: a tap is a run of `channels` contiguous floats, pixels are `pixel` floats apart.
+struct Image {
+  const float* data;
+  int64_t h, w, pixel, channels, taps_h, taps_w, pad_h, pad_w;
+  int64_t taps() const { return taps_h * taps_w; }
+};
+
+/// Few channels make short runs. Then the image is copied into a frame of zeros, and all taps of a kernel row are one
+/// run.
+inline bool joins_taps(const Shape& s) { return s.ci < 8 && s.kw > 1 && s.dilation_w == 1; }
+/// Size of that frame.
+inline int64_t frame_floats(const Shape& s) {
+  return joins_taps(s) ? round_up(s.n * (s.h + 2 * s.pad_h) * (s.w + 2 * s.pad_w) * s.ci, 16) : 0;
+}
+/// Where and how large that is, for an input or its frame at `data`.
+inline Image layout_of(const Shape& s, const float* data) {
+  if (!joins_taps(s)) return {data, s.h, s.w, s.ci, s.ci, s.kh, s.kw, s.pad_h, s.pad_w};
+  return {data, s.h + 2 * s.pad_h, s.w + 2 * s.pad_w, s.ci, s.kw * s.ci, s.kh, 1, 0, 0};
+}
+inline Image image_of(const Shape& s, const float* x, float* frame, const gemm::Parallel& parallel) {
+  if (!joins_taps(s)) return layout_of(s, x);
+  const Image image = layout_of(s, frame);
+  parallel(s.n * image.h, [&](int64_t line) {
+    float* to = frame + line * image.w * s.ci;
+    const int64_t from = line % image.h - s.pad_h;
+    std::fill_n(to, image.w * s.ci, 0.0f);
+    if (from >= 0 && from < s.h)
+      std::memcpy(to + s.pad_w * s.ci, x + (line / image.h * s.h + from) * s.w * s.ci, sizeof(float) * s.w * s.ci);
+  });
+  return image;
+}
+
+}  // namespace kiln::runtime::conv

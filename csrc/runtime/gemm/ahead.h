@@ -1,0 +1,31 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace kiln::runtime::gemm {
+
+/// Memory that is to be read soon: asked for piece by piece while something else computes, so that nothing waits for
+/// it later. `lines` lines of `length` floats, `stride` apart.
+class Ahead {
+ public:
+  Ahead() = default;
+  /// In `pieces` equal parts.
+  Ahead(const float* data, int64_t lines, int64_t stride, int64_t length, int64_t pieces)
+      : data_(data), lines_(lines), stride_(stride), length_(length) {
+    each_ = (lines * ((length + 15) / 16) + pieces - 1) / std::max<int64_t>(1, pieces);
+  }
+  void ask() {
+    for (int64_t i = 0; i < each_ && line_ < lines_; ++i) {
+      __builtin_prefetch(data_ + line_ * stride_ + at_, 0, 2);
+      if ((at_ += 16) < length_) continue;
+      at_ = 0;
+      ++line_;
+    }
+  }
+
+ private:
+  const float* data_ = nullptr;
+  int64_t lines_ = 0, stride_ = 0, length_ = 0, each_ = 0, line_ = 0, at_ = 0;
+};
+
+}  // namespace kiln::runtime::gemm
