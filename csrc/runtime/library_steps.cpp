@@ -187,12 +187,17 @@ bool is_channels_last(const TensorMeta& m) {
   return m.dim() == 4 && m.is_contiguous(graph::MemoryFormat::ChannelsLast);
 }
 
-/// Arguments of aten::convolution (`first` = 0) or aten::convolution_backward (`first` = 1: grad_output is before).
-std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& x, const TensorMeta& w, const TensorMeta& y) {
-  const bool back = n.op.name() == "aten::convolution_backward";
-  const size_t at = back ? 4 : 3;
+/// Of aten::convolution or aten::convolution_backward: the first of the arguments that say how, stride.
+size_t first_setting(const Node& n) { return n.op.name() == "aten::convolution_backward" ? 4 : 3; }
+bool is_transposed(const Node& n) { return n.arg(first_setting(n) + 3).to_bool(); }
+
+/// For a transposed convolution, that of the convolution whose gradient it is: x and y have changed places.
+std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, const TensorMeta& w,
+                                      const TensorMeta& output) {
+  const size_t at = first_setting(n);
+  const TensorMeta &x = is_transposed(n) ? output : input, &y = is_transposed(n) ? input : output;
   const auto stride = n.arg(at).to_ints(), pad = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
-  if (n.arg(at + 3).to_bool() || n.arg(at + 5).to_int() != 1 || x.dim() != 4) return std::nullopt;
+  if (n.arg(at + 5).to_int() != 1 || x.dim() != 4) return std::nullopt;
   const auto get = [](const std::vector<int64_t>& v, size_t i) { return v.size() == 1 ? v[0] : v[i]; };
   return conv::Shape{x.sizes[0],     x.sizes[1],  x.sizes[2],  x.sizes[3],       w.sizes[0],
                      w.sizes[2],     w.sizes[3],  y.sizes[2],  y.sizes[3],       get(stride, 0),
@@ -200,7 +205,6 @@ std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& x, const 
 }
 
 bool serves_convolution(const Node& n, const TensorMeta& x, const TensorMeta& w, const TensorMeta& y) {
-  // Small images make short rows and thin products; the library's kernels are better there.
   return gemm::supported() && is_f32(x) && is_f32(w) && is_f32(y) && is_channels_last(x) && is_channels_last(y) &&
          w.is_non_overlapping_and_dense() && w.numel() > 0 && x.numel() > 0 && y.numel() > 0 && conv_shape(n, x, w, y);
 }
@@ -248,12 +252,37 @@ class ConvolutionStep final : public LibraryStep {
   Slot x_, w_, bias_, y_;
 };
 
+class TransposedConvolutionStep final : public LibraryStep {
+ public:
+  TransposedConvolutionStep(const conv::Shape& shape, Slot x, Slot w, Slot bias, Slot y, const Plan& plan)
+      : LibraryStep("transposed_convolution", bias == kNoSlot ? std::vector<Slot>{x, w} : std::vector<Slot>{x, w, bias},
+                    {y}),
+        shape_(shape),
+        strides_(weight_strides(plan.slots[w].meta)),
+        x_(x),
+        w_(w),
+        bias_(bias),
+        y_(y) {}
+  void run(Frame& frame) const override {
+    conv::backward_input(shape_, at(frame, x_), at(frame, w_), strides_,
+                         {bias_ == kNoSlot ? nullptr : at(frame, bias_)}, at(frame, y_),
+                         workspace(conv::backward_input_workspace(shape_)), parallel_tasks, at::get_num_threads());
+  }
+
+ private:
+  conv::Shape shape_;
+  conv::WeightStrides strides_;
+  Slot x_, w_, bias_, y_;
+};
+
+/// Of a convolution or, with `transposed`, of a transposed one.
 class ConvolutionBackwardStep final : public LibraryStep {
  public:
-  ConvolutionBackwardStep(const conv::Shape& shape, Slot dy, Slot x, Slot w, const std::vector<Slot>& results,
-                          const Plan& plan)
+  ConvolutionBackwardStep(const conv::Shape& shape, bool transposed, Slot dy, Slot x, Slot w,
+                          const std::vector<Slot>& results, const Plan& plan)
       : LibraryStep("convolution_backward", {dy, x, w}, used(results)),
         shape_(shape),
+        transposed_(transposed),
         w_strides_(weight_strides(plan.slots[w].meta)),
         dy_(dy),
         x_(x),
@@ -268,13 +297,16 @@ class ConvolutionBackwardStep final : public LibraryStep {
     return slots;
   }
   void run(Frame& frame) const override {
-    const float* dy = at(frame, dy_);
+    const float *dy = at(frame, dy_), *x = at(frame, x_);
     const int threads = at::get_num_threads();
-    if (dx_ != kNoSlot)
-      conv::backward_input(shape_, dy, at(frame, w_), w_strides_, at(frame, dx_),
+    if (dx_ != kNoSlot && transposed_)
+      conv::forward(shape_, dy, at(frame, w_), w_strides_, {}, at(frame, dx_),
+                    workspace(conv::forward_workspace(shape_)), parallel_tasks, threads);
+    else if (dx_ != kNoSlot)
+      conv::backward_input(shape_, dy, at(frame, w_), w_strides_, {}, at(frame, dx_),
                            workspace(conv::backward_input_workspace(shape_)), parallel_tasks, threads);
     if (dw_ != kNoSlot)
-      conv::backward_weight(shape_, at(frame, x_), dy, at(frame, dw_), dw_strides_,
+      conv::backward_weight(shape_, transposed_ ? dy : x, transposed_ ? x : dy, at(frame, dw_), dw_strides_,
                             workspace(conv::backward_weight_workspace(shape_, threads)), parallel_tasks, threads);
     if (db_ != kNoSlot) bias_gradient(frame, dy, at(frame, db_));
   }
@@ -282,7 +314,8 @@ class ConvolutionBackwardStep final : public LibraryStep {
  private:
   /// Sums dy over its pixels: partial sums of blocks of pixels, then their sum, so that errors stay small.
   void bias_gradient(Frame& frame, const float* dy, float* db) const {
-    const int64_t rows = shape_.outputs(), co = shape_.co, block = 512, blocks = (rows + block - 1) / block;
+    const int64_t rows = transposed_ ? shape_.n * shape_.h * shape_.w : shape_.outputs();
+    const int64_t co = transposed_ ? shape_.ci : shape_.co, block = 512, blocks = (rows + block - 1) / block;
     float* const partial = workspace(blocks * co);
     parallel_tasks(blocks, [&](int64_t b) {
       float* const sum = partial + b * co;
@@ -296,6 +329,7 @@ class ConvolutionBackwardStep final : public LibraryStep {
   }
 
   conv::Shape shape_;
+  bool transposed_;
   conv::WeightStrides w_strides_, dw_strides_{};
   Slot dy_, x_, w_, dx_, dw_, db_;
 };
@@ -504,7 +538,7 @@ bool has_library_kernel(const Node& node) {
 
 int64_t result_rows(const Node& node) {
   const TensorMeta& y = node.results[0];
-  if (node.op.name() == "aten::convolution") return y.numel() / y.sizes[1];
+  if (node.op.name() == "aten::convolution") return is_transposed(node) ? 0 : y.numel() / y.sizes[1];
   if (product_of(node) && y.dim() == 2 && y.is_contiguous()) return y.sizes[0];
   return 0;
 }
@@ -531,6 +565,8 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
                                            results.at(0), plan);
     }
     case Kind::Convolution:
+      if (is_transposed(n))
+        return std::make_unique<TransposedConvolutionStep>(*c.conv, arg(0), arg(1), optional(2), results.at(0), plan);
       return std::make_unique<ConvolutionStep>(*c.conv, arg(0), arg(1), optional(2), results.at(0), plan);
     case Kind::ConvolutionBackward: {
       const auto mask = n.arg(10).list();
@@ -538,7 +574,7 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
       wanted.resize(3, kNoSlot);
       for (size_t i = 0; i < 3; ++i)
         if (!mask[i].to_bool()) wanted[i] = kNoSlot;
-      return std::make_unique<ConvolutionBackwardStep>(*c.conv, arg(0), arg(1), arg(2), wanted, plan);
+      return std::make_unique<ConvolutionBackwardStep>(*c.conv, is_transposed(n), arg(0), arg(1), arg(2), wanted, plan);
     }
     case Kind::Attention:
       if (results.at(0) == kNoSlot) return nullptr;

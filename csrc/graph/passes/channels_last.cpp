@@ -15,7 +15,8 @@ bool is_convolution(const Node& n) {
     const TensorMeta& m = n.arg(i).value().meta();
     if (m.dim() != 4 || m.dtype != DType::Float32 || m.device.type != DeviceType::CPU) return false;
   }
-  return !n.arg(back ? 7 : 6).to_bool();  // transposed
+  const bool transposed = n.arg(back ? 7 : 6).to_bool();
+  return !transposed || n.arg(back ? 9 : 8).to_int() == 1;  // groups
 }
 
 class Converter {

@@ -245,8 +245,9 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
 
 int64_t backward_input_workspace(const Shape& s) { return gemm::packed_floats(s.taps() * s.co, s.ci); }
 
-void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws, float* dx,
-                    float* workspace, const Parallel& parallel, int threads) {
+void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
+                    const gemm::Epilogue& epilogue, float* dx, float* workspace, const Parallel& parallel,
+                    int threads) {
   // Inputs whose coordinates are equal modulo the stride meet the same taps: each class is a product of its own.
   for (int64_t ch = 0; ch < std::min(s.stride_h, s.h); ++ch)
     for (int64_t cw = 0; cw < std::min(s.stride_w, s.w); ++cw) {
@@ -263,7 +264,13 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
         return (i / (rows_w * rows_h) * s.h + h) * s.w + w;
       };
       if (taps.empty() || s.co == 0) {
-        parallel(m, [&](int64_t i) { std::fill_n(dx + pixel(i) * s.ci, s.ci, 0.0f); });
+        parallel(m, [&](int64_t i) {
+          float* const to = dx + pixel(i) * s.ci;
+          if (epilogue.bias)
+            std::copy_n(epilogue.bias, s.ci, to);
+          else
+            std::fill_n(to, s.ci, 0.0f);
+        });
         continue;
       }
       const int64_t count = static_cast<int64_t>(taps.size());
@@ -288,12 +295,12 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
       const auto row_of_dx = [&](int64_t i) { return pixel(i) * s.ci; };
       if (by_panel) {
         gemm::multiply_by_panel(m, depths, rows, PackedB(s.ci),
-                                backward_source(s, taps, depths, taps_inside, weight, ws), dx, row_of_dx, {}, parallel,
-                                threads);
+                                backward_source(s, taps, depths, taps_inside, weight, ws), dx, row_of_dx, epilogue,
+                                parallel, threads);
         continue;
       }
       pack_backward(s, taps, depths, weight, ws, workspace, parallel);
-      gemm::multiply_indirect(m, depths, rows, PackedB(s.ci), workspace, dx, row_of_dx, {}, parallel, threads);
+      gemm::multiply_indirect(m, depths, rows, PackedB(s.ci), workspace, dx, row_of_dx, epilogue, parallel, threads);
     }
 }
 

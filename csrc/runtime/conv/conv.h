@@ -34,9 +34,11 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
              const gemm::Epilogue& epilogue, float* y, float* workspace, const gemm::Parallel& parallel, int threads);
 int64_t forward_workspace(const Shape& s);
 
-/// dx from dy and weight.
-void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws, float* dx,
-                    float* workspace, const gemm::Parallel& parallel, int threads);
+/// dx from dy and weight (+ epilogue.bias[ci]; epilogue.rows_done is not for this). It is the transposed convolution of
+/// dy, whose gradients are forward(), for its input, and backward_weight() with x and dy in each other's places.
+void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
+                    const gemm::Epilogue& epilogue, float* dx, float* workspace, const gemm::Parallel& parallel,
+                    int threads);
 int64_t backward_input_workspace(const Shape& s);
 
 /// dweight (with strides `ws`) from x and dy. `workspace`: as many floats for the same number of threads.

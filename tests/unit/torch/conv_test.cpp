@@ -77,9 +77,14 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
         const auto [want_dx, want_dw, unused] = at::convolution_backward(
             dy.permute({0, 3, 1, 2}).to(at::kDouble), x.to(at::kDouble), w.to(at::kDouble), at::OptionalIntArrayRef(),
             stride, pad, dilation, false, {0, 0}, 1, {true, true, false});
-        backward_input(s, dy.data_ptr<float>(), w.data_ptr<float>(), ws, dx.data_ptr<float>(), aligned, kSerial,
-                       threads);
-        expect_close(dx.permute({0, 3, 1, 2}), want_dx, "backward_input");
+        const auto run = [&](const gemm::Epilogue& epilogue) {
+          backward_input(s, dy.data_ptr<float>(), w.data_ptr<float>(), ws, epilogue, dx.data_ptr<float>(), aligned,
+                         kSerial, threads);
+          return dx.permute({0, 3, 1, 2});
+        };
+        expect_close(run({}), want_dx, "backward_input");
+        const auto shift = at::randn({c.ci});
+        expect_close(run({shift.data_ptr<float>()}), want_dx + shift.view({-1, 1, 1}), "transposed convolution");
         backward_weight(s, x.data_ptr<float>(), dy.data_ptr<float>(), dw.data_ptr<float>(), ws, aligned, kSerial,
                         threads);
         expect_close(dw, want_dw, "backward_weight");
