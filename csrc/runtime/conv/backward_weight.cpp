@@ -21,11 +21,16 @@ struct Run {
   int64_t start, length, pixel;
 };
 
+/// Whether the first tap reads the pixels one by one: output pixel i meets input pixel i.
+bool meets_all(const Shape& s, const Image& image) {
+  return s.stride_h == 1 && s.stride_w == 1 && image.pad_h == 0 && image.pad_w == 0 && s.oh == image.h &&
+         s.ow == image.w;
+}
+
 /// The output pixels [begin, begin + depth) for which a tap reads inside of the image; starts count from begin.
 void find_runs(const Shape& s, const Image& image, int64_t tap, int64_t begin, int64_t depth, std::vector<Run>& runs) {
   runs.clear();
-  if (image.taps() == 1 && s.stride_h == 1 && s.stride_w == 1 && image.pad_h == 0 && image.pad_w == 0)
-    return runs.push_back({0, depth, begin});
+  if (image.taps() == 1 && meets_all(s, image)) return runs.push_back({0, depth, begin});
   const int64_t dh = tap / image.taps_w * s.dilation_h - image.pad_h,
                 dw = tap % image.taps_w * s.dilation_w - image.pad_w;
   // Output columns whose input column exists.
@@ -53,15 +58,16 @@ class Tiles {
   /// Long runs are read from one copy of the pixels that any tap reads. Short ones are copied tap by tap, with zeros
   /// where a tap reads outside of the image: one run for the product.
   static bool shares(const Shape& s, const Image& image) { return image.taps() > 1 && s.ow >= 8; }
-  /// Floats for one tile of channels and all taps, at most.
+  /// Floats for one tile of channels and all taps, about.
   static int64_t floats(const Shape& s, const Image& image) {
     const int64_t mr = gemm::tile_rows();
     if (!shares(s, image)) return image.taps() * gemm::kMaxDepth * mr;
-    const int64_t rows = (ceil_div(gemm::kMaxDepth, s.ow) + 1) * s.stride_h + (image.taps_h - 1) * s.dilation_h + 1;
+    const int64_t rows = ceil_div(gemm::kMaxDepth, s.ow) * s.stride_h + (image.taps_h - 1) * s.dilation_h;
     return rows * image.w * mr;
   }
 
-  Tiles(const Shape& s, const Image& image, int64_t c0, int64_t channels, float* memory)
+  /// `memory` is made as large as it takes.
+  Tiles(const Shape& s, const Image& image, int64_t c0, int64_t channels, std::vector<float>& memory)
       : s_(s), image_(image), c0_(c0), channels_(channels), memory_(memory), runs_(image.taps()) {}
 
   /// Copies what the output pixels [begin, begin + depth) need.
@@ -77,12 +83,14 @@ class Tiles {
           end = std::max(end, run.pixel + (run.length - 1) * s_.stride_w + 1);
         }
       lines_ = std::max<int64_t>(0, end - lo_);
-      if (lines_) copy(memory_, 0, lines_, lo_, 1);
+      grow(tiles * lines_ * mr);
+      if (lines_) copy(memory_.data(), 0, lines_, lo_, 1);
       return;
     }
     lines_ = depth;
+    grow(image_.taps() * tiles * depth * mr);
     for (int64_t tap = 0; tap < image_.taps(); ++tap) {
-      float* const to = memory_ + tap * tiles * depth * mr;
+      float* const to = memory_.data() + tap * tiles * depth * mr;
       int64_t done = 0;
       for (const Run& run : runs_[tap]) {
         clear(to, done, run.start);
@@ -101,17 +109,20 @@ class Tiles {
       for (int64_t r = 0; r < gemm::kMaxTileRows; ++r) rows_.push_back(from + r);
     };
     if (!shares(s_, image_)) {
-      add(memory_ + (tap * ceil_div(channels_, mr) + tile) * lines_ * mr);
+      add(memory_.data() + (tap * ceil_div(channels_, mr) + tile) * lines_ * mr);
       return {1, &lines_, rows_.data(), mr};
     }
     for (const Run& run : runs_[tap]) {
       starts_.push_back(run.start), lengths_.push_back(run.length);
-      add(memory_ + (tile * lines_ + run.pixel - lo_) * mr);
+      add(memory_.data() + (tile * lines_ + run.pixel - lo_) * mr);
     }
     return {static_cast<int64_t>(starts_.size()), lengths_.data(), rows_.data(), mr * s_.stride_w, starts_.data()};
   }
 
  private:
+  void grow(int64_t floats) {
+    if (static_cast<int64_t>(memory_.size()) < floats) memory_.resize(floats);
+  }
   /// `lines` pixels from `pixel` on, `step` apart, to lines at.. of all tiles.
   void copy(float* to, int64_t at, int64_t lines, int64_t pixel, int64_t step) const {
     const int64_t mr = gemm::tile_rows(), whole = gemm::has_avx512() ? channels_ / mr : 0;
@@ -130,7 +141,7 @@ class Tiles {
   const Shape& s_;
   const Image& image_;
   int64_t c0_, channels_, lines_ = 0, lo_ = 0;  // lines: of each copy of a tile; lo: pixel of the first
-  float* memory_;
+  std::vector<float>& memory_;
   std::vector<std::vector<Run>> runs_;  // by tap
   std::vector<int64_t> starts_, lengths_;
   std::vector<const float*> rows_;
@@ -194,20 +205,21 @@ void write_columns(const std::vector<SumRow>& rows, int64_t cols, float* to, int
 }
 
 /// Kernels of one element, with a gradient that is large for the pixels that it sums up: the plain product
-/// transposed(dy) x makes it in place. With many pixels, copying dy for that costs more than it wins.
+/// transposed(dy) x, or its transpose, is that in place. With many pixels, copying dy for that costs more than it wins.
 bool is_product(const Shape& s) {
   return s.taps() == 1 && s.pad_h == 0 && s.pad_w == 0 && s.ci * s.co >= 8 * s.outputs();
 }
 /// Of the pixels that such a kernel meets, where it leaves some out.
 int64_t input_floats(const Shape& s) {
-  return s.stride_h == 1 && s.stride_w == 1 ? 0 : round_up(s.outputs() * s.ci, 16);
+  return meets_all(s, layout_of(s, nullptr)) ? 0 : round_up(s.outputs() * s.ci, 16);
 }
 
 }  // namespace
 
 int64_t backward_weight_workspace(const Shape& s, int threads) {
   if (is_product(s))
-    return input_floats(s) + gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, threads);
+    return input_floats(s) + std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, threads),
+                                      gemm::workspace_floats(s.ci, s.co, s.outputs(), {nullptr, 1, s.ci}, threads));
   return frame_floats(s) + weight_floats(s) * (Cut(s, threads).splits - 1);
 }
 
@@ -229,8 +241,13 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
       });
       x = input;
     }
-    return gemm::multiply(s.co, s.ci, s.outputs(), {dy, 1, s.co}, {x, s.ci, 1}, dweight, ws.o, {},
-                          workspace + input_floats(s), parallel, threads);
+    float* const work = workspace + input_floats(s);
+    const gemm::Matrix inputs{x, s.ci, 1}, outputs{dy, s.co, 1};
+    if (ws.i == 1 || s.ci == 1)
+      gemm::multiply(s.co, s.ci, s.outputs(), {dy, 1, s.co}, inputs, dweight, ws.o, {}, work, parallel, threads);
+    else
+      gemm::multiply(s.ci, s.co, s.outputs(), {x, 1, s.ci}, outputs, dweight, ws.i, {}, work, parallel, threads);
+    return;
   }
   const Cut cut(s, threads);
   // The sums of all ranges of pixels but the first, each laid out as the gradient is.
@@ -249,12 +266,12 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
     const int64_t j0 = layout.first_column(panel0), cols = std::min(s.co, layout.first_column(panel1)) - j0;
     const int64_t c0 = tile0 * mr, channels = std::min(tiles * mr, image.channels - c0);
     const int64_t ld = round_up(cols, 16), taps = image.taps();
-    thread_local std::vector<float> storage;
+    thread_local std::vector<float> storage, inputs;
     const int64_t b_floats = gemm::kMaxDepth * gemm::kMaxTileColumns, sum_floats = taps * channels * ld;
-    storage.resize(b_floats + sum_floats + tiles * Tiles::floats(s, image) + 16);
+    if (static_cast<int64_t>(storage.size()) < b_floats + sum_floats + 16) storage.resize(b_floats + sum_floats + 16);
     float* const b_copy = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) & ~uintptr_t{63});
     float* const sums = b_copy + b_floats;  // [tap, channel, column]
-    Tiles left(s, image, c0, channels, sums + sum_floats);
+    Tiles left(s, image, c0, channels, inputs);
     for (int64_t bi = block0; bi < block1; ++bi) {
       const Depths::Block& block = depths.blocks[bi];
       left.fill(block.k, block.depth);
