@@ -207,16 +207,21 @@ void write_columns(const std::vector<SumRow>& rows, int64_t cols, float* to, int
 /// Kernels of one element, with a gradient that is large for the pixels that it sums up: the plain product
 /// transposed(dy) x, or its transpose, is that in place. With many pixels, copying dy for that costs more than it wins.
 bool is_product(const Shape& s) {
-  return s.taps() == 1 && s.pad_h == 0 && s.pad_w == 0 && s.ci * s.co >= 8 * s.outputs();
+  return s.taps() == 1 && s.pad_h == 0 && s.pad_w == 0 &&
+         (s.ci * s.co >= 8 * s.outputs() || s.co < gemm::kMaxTileColumns / 4);
 }
 /// Of the pixels that such a kernel meets, where it leaves some out.
 int64_t input_floats(const Shape& s) {
   return meets_all(s, layout_of(s, nullptr)) ? 0 : round_up(s.outputs() * s.ci, 16);
 }
 
+/// Few output channels would fill a small part of each vector.
+bool is_turned(const Shape& s) { return s.co < 8 && s.ci > s.co && s.taps() > 1 && can_turn(s); }
+
 }  // namespace
 
 int64_t backward_weight_workspace(const Shape& s, int threads) {
+  if (is_turned(s)) return backward_weight_workspace(turned(s), threads);
   if (is_product(s))
     return input_floats(s) + std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, threads),
                                       gemm::workspace_floats(s.ci, s.co, s.outputs(), {nullptr, 1, s.ci}, threads));
@@ -231,6 +236,8 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
     std::fill_n(dweight, size, 0.0f);
     return;
   }
+  if (is_turned(s))
+    return backward_weight(turned(s), dy, x, dweight + last_tap(s, ws), turned(ws), workspace, parallel, threads);
   if (is_product(s)) {
     float* const input = workspace;
     if (input_floats(s)) {
@@ -250,6 +257,9 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
     return;
   }
   const Cut cut(s, threads);
+  // Strides of taps may be negative: places count from the first element in memory.
+  const int64_t low = (s.kh - 1) * std::min<int64_t>(0, ws.h) + (s.kw - 1) * std::min<int64_t>(0, ws.w);
+  dweight += low;
   // The sums of all ranges of pixels but the first, each laid out as the gradient is.
   float* const partial = workspace + frame_floats(s);
   const Image image = image_of(s, x, workspace, parallel);
@@ -304,7 +314,7 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
       for (int64_t c = 0; c < channels; ++c) {
         const int64_t i = (c0 + c) % s.ci;  // joined taps are channels of one tap
         const int64_t kh = tap / image.taps_w, kw = tap % image.taps_w + (c0 + c) / s.ci;
-        rows.push_back({i * ws.i + kh * ws.h + kw * ws.w, sums + (tap * channels + c) * ld});
+        rows.push_back({i * ws.i + kh * ws.h + kw * ws.w - low, sums + (tap * channels + c) * ld});
       }
     std::sort(rows.begin(), rows.end(), [](const SumRow& a, const SumRow& b) { return a.place < b.place; });
     float* const to = split == 0 ? dweight : partial + (split - 1) * weight_floats(s);

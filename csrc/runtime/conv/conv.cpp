@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "runtime/conv/image.h"
+#include "runtime/conv/narrow.h"
 #include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::conv {
@@ -192,6 +193,7 @@ gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, 
 }  // namespace
 
 int64_t packed_weight_floats(const Shape& s) { return gemm::packed_floats(s.taps() * s.ci, s.co); }
+bool worth_packing(const Shape& s) { return !narrow_forward(s); }
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const Parallel& parallel) {
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
@@ -201,21 +203,51 @@ int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) { return frame_floats(s) + packed_weight_floats(s); }
 
 namespace {
-gemm::RowPointers forward_rows(const Shape& s, const Image& image) {
-  return [&s, image](int64_t i, int64_t count, const Depths::Segment& g, const float** out) {
-    const int64_t dh = g.tap / image.taps_w * s.dilation_h - image.pad_h;
-    const int64_t dw = g.tap % image.taps_w * s.dilation_w - image.pad_w;
-    int64_t ow = i % s.ow, oh = i / s.ow % s.oh, n = i / (s.ow * s.oh);
+/// How the rows of a product, pixels of a grid of `rows` x `columns` in each of n pictures, read another picture: the
+/// one at (row * step_h + tap.h, column * step_w + tap.w), or zeros where that is outside of its `h` x `w` pixels.
+struct Reading {
+  const float* data;
+  int64_t rows, columns, step_h, step_w, h, w, pixel;
+  std::vector<Tap> taps;  // where each tap reads for the grid's first pixel
+};
+
+gemm::RowPointers row_pointers(Reading reading) {
+  bool inside = true;  // all of it
+  for (const Tap& tap : reading.taps)
+    inside &= tap.h >= 0 && tap.w >= 0 && (reading.rows - 1) * reading.step_h + tap.h < reading.h &&
+              (reading.columns - 1) * reading.step_w + tap.w < reading.w;
+  return [m = std::move(reading), inside](int64_t i, int64_t count, const Depths::Segment* segments, int64_t how_many,
+                                          const float** out) {
+    int64_t hs[gemm::kMaxTileRows], ws[gemm::kMaxTileRows];
+    const float* pixels[gemm::kMaxTileRows];
+    int64_t column = i % m.columns, row = i / m.columns % m.rows, n = i / (m.columns * m.rows);
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t h = oh * s.stride_h + dh, w = ow * s.stride_w + dw;
-      const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w;
-      out[r] = inside ? image.data + ((n * image.h + h) * image.w + w) * image.pixel + g.offset : gemm::zeros();
-      if (++ow == s.ow) {
-        ow = 0;
-        if (++oh == s.oh) oh = 0, ++n;
-      }
+      hs[r] = row * m.step_h, ws[r] = column * m.step_w;
+      pixels[r] = m.data + ((n * m.h + hs[r]) * m.w + ws[r]) * m.pixel;
+      if (++column < m.columns) continue;
+      column = 0;
+      if (++row == m.rows) row = 0, ++n;
+    }
+    const float* const zero = gemm::zeros();
+    for (int64_t g = 0; g < how_many; ++g, out += gemm::kMaxTileRows) {
+      const Tap tap = m.taps[segments[g].tap];
+      const int64_t away = (tap.h * m.w + tap.w) * m.pixel + segments[g].offset;
+      for (int64_t r = 0; r < count; ++r) out[r] = pixels[r] + away;
+      if (inside) continue;
+      for (int64_t r = 0; r < count; ++r)
+        if (static_cast<uint64_t>(hs[r] + tap.h) >= static_cast<uint64_t>(m.h) ||
+            static_cast<uint64_t>(ws[r] + tap.w) >= static_cast<uint64_t>(m.w))
+          out[r] = zero;
     }
   };
+}
+
+gemm::RowPointers forward_rows(const Shape& s, const Image& image) {
+  Reading reading{image.data, s.oh, s.ow, s.stride_h, s.stride_w, image.h, image.w, image.pixel, {}};
+  for (int64_t tap = 0; tap < image.taps(); ++tap)
+    reading.taps.push_back(
+        {tap / image.taps_w * s.dilation_h - image.pad_h, tap % image.taps_w * s.dilation_w - image.pad_w});
+  return row_pointers(std::move(reading));
 }
 }  // namespace
 
@@ -230,6 +262,8 @@ void forward_packed(const Shape& s, const float* x, const float* packed, const g
 
 void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
              const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel, int threads) {
+  if (s.outputs() == 0 || s.co == 0) return;
+  if (narrow_forward(s)) return forward_narrow(s, x, weight, ws, epilogue.bias, y, workspace, parallel, threads);
   if (joins_taps(s) || !gemm::packs_by_panel(s.co, s.taps() * s.ci, s.n * s.h * s.w * s.ci, threads)) {
     float* const packed = workspace + frame_floats(s);
     pack_weight(s, weight, ws, packed, parallel);
@@ -243,11 +277,22 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
       threads);
 }
 
-int64_t backward_input_workspace(const Shape& s) { return gemm::packed_floats(s.taps() * s.co, s.ci); }
+namespace {
+/// Few output channels are short runs, one for each tap; forward() joins them.
+bool is_turned(const Shape& s) { return can_turn(s) && joins_taps(turned(s)); }
+}  // namespace
+
+int64_t backward_input_workspace(const Shape& s) {
+  return is_turned(s) ? forward_workspace(turned(s)) : gemm::packed_floats(s.taps() * s.co, s.ci);
+}
 
 void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
                     const gemm::Epilogue& epilogue, float* dx, float* workspace, const Parallel& parallel,
                     int threads) {
+  if (narrow_backward_input(s) && s.outputs() > 0)
+    return backward_input_narrow(s, dy, weight, ws, epilogue.bias, dx, workspace, parallel, threads);
+  if (is_turned(s) && s.outputs() > 0)
+    return forward(turned(s), dy, weight + last_tap(s, ws), turned(ws), epilogue, dx, workspace, parallel, threads);
   // Inputs whose coordinates are equal modulo the stride meet the same taps: each class is a product of its own.
   for (int64_t ch = 0; ch < std::min(s.stride_h, s.h); ++ch)
     for (int64_t cw = 0; cw < std::min(s.stride_w, s.w); ++cw) {
@@ -277,21 +322,11 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
       const bool by_panel = gemm::packs_by_panel(s.ci, count * s.co, s.outputs() * s.co, threads);
       const bool taps_inside = by_panel && is_row_major(s, ws) && s.taps() > 1 && count <= kMostTapsInside;
       const Depths depths = taps_inside ? Depths::taps_inside(count, s.co) : Depths(count, s.co);
-      const gemm::RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment& g, const float** out) {
-        // Both divisions are exact: the class was made so.
-        const int64_t dh = (ch + s.pad_h - taps[g.tap].h * s.dilation_h) / s.stride_h;
-        const int64_t dw = (cw + s.pad_w - taps[g.tap].w * s.dilation_w) / s.stride_w;
-        int64_t w = i % rows_w, h = i / rows_w % rows_h, n = i / (rows_w * rows_h);
-        for (int64_t r = 0; r < count; ++r) {
-          const int64_t oh = h + dh, ow = w + dw;
-          const bool inside = oh >= 0 && ow >= 0 && oh < s.oh && ow < s.ow;
-          out[r] = inside ? dy + ((n * s.oh + oh) * s.ow + ow) * s.co + g.offset : gemm::zeros();
-          if (++w == rows_w) {
-            w = 0;
-            if (++h == rows_h) h = 0, ++n;
-          }
-        }
-      };
+      Reading reading{dy, rows_h, rows_w, 1, 1, s.oh, s.ow, s.co, {}};
+      for (const Tap& tap : taps)  // both divisions are exact: the class was made so
+        reading.taps.push_back(
+            {(ch + s.pad_h - tap.h * s.dilation_h) / s.stride_h, (cw + s.pad_w - tap.w * s.dilation_w) / s.stride_w});
+      const gemm::RowPointers rows = row_pointers(std::move(reading));
       const auto row_of_dx = [&](int64_t i) { return pixel(i) * s.ci; };
       if (by_panel) {
         gemm::multiply_by_panel(m, depths, rows, PackedB(s.ci),

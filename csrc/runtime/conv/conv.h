@@ -22,6 +22,8 @@ struct WeightStrides {
 
 /// A weight packed once for many forward_packed(): packed_weight_floats floats, 64-byte aligned.
 int64_t packed_weight_floats(const Shape& s);
+/// Whether that is better than forward() with the weight as it is.
+bool worth_packing(const Shape& s);
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const gemm::Parallel& parallel);
 /// y = conv(x, weight) (+ epilogue.bias[co]), the weight packed; a row of the epilogue is a pixel. `workspace`:

@@ -42,4 +42,20 @@ inline Image image_of(const Shape& s, const float* x, float* frame, const gemm::
   return image;
 }
 
+/// A convolution with steps of one can be turned around: dx is the convolution of dy, and the gradient of the weight
+/// that of this convolution when x is the gradient of its output. Its weight has inputs and outputs exchanged and the
+/// taps in the opposite order, from the last on.
+inline bool can_turn(const Shape& s) {
+  return s.stride_h == 1 && s.stride_w == 1 && (s.kh - 1) * s.dilation_h >= s.pad_h &&
+         (s.kw - 1) * s.dilation_w >= s.pad_w;
+}
+inline Shape turned(Shape s) {
+  std::swap(s.ci, s.co), std::swap(s.h, s.oh), std::swap(s.w, s.ow);
+  s.pad_h = (s.kh - 1) * s.dilation_h - s.pad_h;
+  s.pad_w = (s.kw - 1) * s.dilation_w - s.pad_w;
+  return s;
+}
+inline WeightStrides turned(const WeightStrides& ws) { return {ws.i, ws.o, -ws.h, -ws.w}; }
+inline int64_t last_tap(const Shape& s, const WeightStrides& ws) { return (s.kh - 1) * ws.h + (s.kw - 1) * ws.w; }
+
 }  // namespace kiln::runtime::conv

@@ -47,27 +47,41 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
            [&](int64_t t) { pack_rows(a, t * rows, std::min(m, (t + 1) * rows), k, to + t * rows * k); });
 }
 
-/// Left operands of all tiles of a task, for one block of k.
+/// Left operands of all tiles of a task, for one block of k. Segments that are zeros for all rows of a tile are left
+/// out of it: a convolution's border, or most of a large kernel over a small image.
 class TileTable {
  public:
   void fill(const Depths& depths, const Depths::Block& block, const RowPointers& rows, int64_t i0, int64_t i1) {
-    const int64_t mr = tile().mr;
+    const int64_t mr = tile().mr, tiles = ceil_div(i1 - i0, mr);
+    const Depths::Segment* const segments = depths.segments.data() + block.first_segment;
+    const float* const zero = zeros();
     segments_ = block.segments;
-    lengths_.resize(segments_);
-    pointers_.resize(ceil_div(i1 - i0, mr) * segments_ * kMaxTileRows);
-    const float** out = pointers_.data();
-    for (int64_t s = 0; s < segments_; ++s) lengths_[s] = depths.segments[block.first_segment + s].length;
-    for (int64_t i = i0; i < i1; i += mr)
-      for (int64_t s = 0; s < segments_; ++s, out += kMaxTileRows)
-        rows(i, std::min(mr, i1 - i), depths.segments[block.first_segment + s], out);
+    pointers_.resize(tiles * segments_ * kMaxTileRows);
+    lengths_.resize(tiles * segments_), starts_.resize(tiles * segments_), counts_.resize(tiles);
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t i = i0 + t * mr, count = std::min(mr, i1 - i);
+      const float** const out = pointers_.data() + t * segments_ * kMaxTileRows;
+      rows(i, count, segments, segments_, out);
+      int64_t kept = 0;
+      for (int64_t s = 0; s < segments_; ++s) {
+        bool used = false;
+        for (int64_t r = 0; r < count; ++r) used |= out[s * kMaxTileRows + r] != zero;
+        if (!used) continue;
+        if (kept != s) std::copy_n(out + s * kMaxTileRows, count, out + kept * kMaxTileRows);
+        lengths_[t * segments_ + kept] = segments[s].length;
+        starts_[t * segments_ + kept++] = segments[s].k - block.k;
+      }
+      counts_[t] = kept;
+    }
   }
   Left tile_at(int64_t index) const {
-    return {segments_, lengths_.data(), pointers_.data() + index * segments_ * kMaxTileRows, 1, nullptr};
+    const int64_t at = index * segments_;
+    return {counts_[index], lengths_.data() + at, pointers_.data() + at * kMaxTileRows, 1, starts_.data() + at};
   }
 
  private:
   int64_t segments_ = 0;
-  std::vector<int64_t> lengths_;
+  std::vector<int64_t> lengths_, starts_, counts_;  // counts: of segments, by tile
   std::vector<const float*> pointers_;
 };
 
@@ -256,8 +270,10 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
   const PackedB layout(n);
   const int64_t mr = tile().mr;
   if (a.col == 1) {  // rows are contiguous: read them where they are
-    const RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment& s, const float** out) {
-      for (int64_t r = 0; r < count; ++r) out[r] = a.data + (i + r) * a.row + s.k;
+    const RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment* s, int64_t segments,
+                                 const float** out) {
+      for (int64_t g = 0; g < segments; ++g, out += kMaxTileRows)
+        for (int64_t r = 0; r < count; ++r) out[r] = a.data + (i + r) * a.row + s[g].k;
     };
     multiply_indirect(
         m, depths, rows, layout, packed, c, [ldc](int64_t i) { return i * ldc; }, epilogue, parallel, threads);

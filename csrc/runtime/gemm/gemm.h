@@ -91,9 +91,10 @@ struct PackedB {
 /// Rows per register tile.
 int64_t tile_rows();
 
-/// For rows [i, i + count) and one segment, the address of each row's first element of the segment; rows of zeros point
-/// to zeros().
-using RowPointers = std::function<void(int64_t i, int64_t count, const Depths::Segment& segment, const float** out)>;
+/// For rows [i, i + count) and each of the segments, the address of the row's first element of segment s to
+/// out[s * kMaxTileRows + row]; rows of zeros point to zeros().
+using RowPointers =
+    std::function<void(int64_t i, int64_t count, const Depths::Segment* segments, int64_t how_many, const float** out)>;
 /// kMaxDepth zeros.
 const float* zeros();
 
