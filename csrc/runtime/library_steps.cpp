@@ -236,8 +236,9 @@ class ConvolutionStep final : public LibraryStep {
     const float *const x = at(frame, x_), *const w = at(frame, w_);
     const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false, done};
     const int threads = at::get_num_threads();
-    const auto kept = weight_.packed(frame, conv::packed_weight_floats(shape_),
-                                     [&](float* to) { conv::pack_weight(shape_, w, strides_, to, parallel_tasks); });
+    const auto pack = [&](float* to) { conv::pack_weight(shape_, w, strides_, to, parallel_tasks); };
+    std::shared_ptr<const PackedWeight::Buffer> kept;
+    if (conv::worth_packing(shape_)) kept = weight_.packed(frame, conv::packed_weight_floats(shape_), pack);
     if (kept)
       conv::forward_packed(shape_, x, kept->data, epilogue, at(frame, y_),
                            workspace(conv::forward_packed_workspace(shape_)), parallel_tasks, threads);
