@@ -11,6 +11,7 @@
 #include "base/pass.h"
 #include "base/timer.h"
 #include "graph/passes/channels_last.h"
+#include "graph/passes/lift_convolutions.h"
 #include "graph/passes/passes.h"
 #include "joint/finish.h"
 #include "joint/partition/tangents.h"
@@ -92,6 +93,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   graph::Graph& g = *joint.graph;
   pass("joint.remove_dead", g, [&] { return joint::remove_dead(g); });
   graph::clean_up(g);
+  pass("joint.lift_convolutions", g, [&] { return graph::lift_convolutions(g); });
   // Before the partition, so that saved activations keep the layout.
   pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
   pass("joint.rematerialize", g, [&] { return joint::rematerialize(g); });

@@ -6,7 +6,12 @@ namespace kiln::graph {
 namespace {
 
 bool is_there(const Arg& a) { return a.is_value() && a.value(); }
-bool is_frozen(const Arg& a) { return is_there(a) && a.value().node->frozen; }
+bool is_frozen(const Arg& a) {
+  static const Op kUnsqueeze("aten::unsqueeze");
+  if (!is_there(a)) return false;
+  const Node& n = *a.value().node;
+  return n.kind == NodeKind::Call && n.op == kUnsqueeze ? is_frozen(n.arg(0)) : n.frozen;
+}
 bool is_frozen_or_none(const Arg& a) { return !is_there(a) || is_frozen(a); }
 
 /// scale = weight / sqrt(var + eps);  norm(conv(x, w, b)) = conv(x, w * scale, (b - mean) * scale + bias)
@@ -36,6 +41,7 @@ void fold(Graph& g, Node& conv, Node& norm) {
 
 bool fold_norms(Graph& g) {
   static const Op kConvolution("aten::convolution"), kNorm("aten::_native_batch_norm_legit_no_training");
+  static const Op kSqueeze("aten::squeeze.dim");
   const std::unordered_map<const Node*, int> uses = g.use_counts();
   std::vector<Node*> norms;
   for (const auto& n : g.nodes())
@@ -43,11 +49,15 @@ bool fold_norms(Graph& g) {
   std::unordered_map<const Node*, std::vector<Value>> replaced;
   for (Node* norm : norms) {
     const Value in = norm->arg(0).value();
-    Node& conv = *in.node;
+    // A convolution along a line is one of pictures with one row.
+    const bool lifted = in.node->kind == NodeKind::Call && in.node->op == kSqueeze && uses.at(in.node) == 1;
+    Node& conv = lifted ? *in.node->arg(0).value().node : *in.node;
     if (conv.kind != NodeKind::Call || conv.op != kConvolution || conv.arg(6).to_bool() || uses.at(&conv) != 1)
       continue;
     const TensorMeta &before = in.meta(), &after = norm->results.at(0);
-    if (before.dtype != after.dtype || before.strides != after.strides || !is_floating(before.dtype)) continue;
+    const bool same = before.strides == after.strides;
+    if (before.dtype != after.dtype || !(same || (lifted && after.is_contiguous())) || !is_floating(before.dtype))
+      continue;
     bool frozen = is_frozen(conv.arg(1)) && is_frozen_or_none(conv.arg(2)) && is_frozen_or_none(norm->arg(1)) &&
                   is_frozen_or_none(norm->arg(2)) && is_frozen(norm->arg(3)) && is_frozen(norm->arg(4));
     // Statistics in a wider type than the weight's would change the result's.
@@ -55,7 +65,13 @@ bool fold_norms(Graph& g) {
       frozen = frozen && a->value().meta().dtype == before.dtype;
     if (!frozen) continue;
     fold(g, conv, *norm);
-    replaced[norm] = {in, Value{norm, 1}, Value{norm, 2}};
+    Value result = in;
+    if (!same) {  // channels-last pictures, whose norm would have laid the line out anew
+      g.set_insert_point(norm);
+      result = add_inferred(g, Op("aten::clone"), {in, MemoryFormat::Contiguous}, norm->name + "_layout")->out();
+      g.set_insert_point(nullptr);
+    }
+    replaced[norm] = {result, Value{norm, 1}, Value{norm, 2}};
   }
   if (replaced.empty()) return false;
   g.replace_uses(replaced);
