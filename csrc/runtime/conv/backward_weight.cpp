@@ -16,7 +16,8 @@ using gemm::Depths;
 using gemm::PackedB;
 using gemm::Parallel;
 
-/// Output pixels in a row of the image, and the pixels that a tap reads for them: `step` apart, in one row too.
+/// Output pixels one after the other, and the first pixel that a tap reads for them; the others follow in steps of the
+/// stride.
 struct Run {
   int64_t start, length, pixel;
 };
@@ -62,8 +63,8 @@ class Tiles {
   static int64_t floats(const Shape& s, const Image& image) {
     const int64_t mr = gemm::tile_rows();
     if (!shares(s, image)) return image.taps() * gemm::kMaxDepth * mr;
-    const int64_t rows = ceil_div(gemm::kMaxDepth, s.ow) * s.stride_h + (image.taps_h - 1) * s.dilation_h;
-    return rows * image.w * mr;
+    const int64_t around = (image.taps_h - 1) * s.dilation_h * image.w + (image.taps_w - 1) * s.dilation_w;
+    return (gemm::kMaxDepth * s.stride_h * s.stride_w + around) * mr;
   }
 
   /// `memory` is made as large as it takes.

@@ -67,8 +67,8 @@ void pack_forward(const Shape& s, const Depths& depths, const float* weight, con
   });
 }
 
-/// Elements of a row-major weight whose taps lie side by side: the taps of `count` of its `inner` channels from j on, a
-/// line of `width` floats for each tap in `taps` to to[tap * line], the rest of a line zero.
+/// Of a row-major weight, whose taps lie side by side: for each of `taps` the elements of `count` input channels, the
+/// first at `from`, to a line of `width` floats whose rest is zero. The lines are `line` floats apart.
 void deal_taps(const Shape& s, const std::vector<Tap>& taps, const float* from, int64_t count, int64_t width,
                int64_t line, float* to) {
   const int64_t all = s.taps();
@@ -89,7 +89,6 @@ void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& d
     const int64_t panel = task / pieces, piece = task % pieces;
     const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.ci - j);
     // All taps of an output channel together: their elements may share cache lines.
-    std::vector<float*> lines;
     const int64_t o0 = s.co * piece / pieces, o1 = s.co * (piece + 1) / pieces;
     for (int64_t o = o0; o < o1; ++o) {
       for (size_t t = 0; t < taps.size(); ++t) {

@@ -8,7 +8,10 @@
 namespace kiln::runtime::conv {
 namespace {
 
+// Up to half a vector of results; and so many sums for each pixel that transposing the pixels counts for little.
 constexpr int64_t kMostChannels = 8, kFewestTaps = 4, kFewestDepth = 8;
+// Products of a band at most: they stay in the second-level cache until they are added.
+constexpr int64_t kBandFloats = 1 << 17;
 
 /// Pictures of `h` x `w` pixels with `channels` floats each.
 struct Pictures {
@@ -59,9 +62,9 @@ class TapProducts {
   std::vector<float> data_;
 };
 
-/// Rows of the result in bands, so that a single picture keeps all threads busy.
-int64_t bands_of(int64_t pictures, int64_t rows, int64_t reach, int threads) {
-  const int64_t wanted = ceil_div(4 * static_cast<int64_t>(threads), pictures);
+/// Rows of the result in bands, so that a single picture keeps all threads busy. `floats`: products of a picture.
+int64_t bands_of(int64_t pictures, int64_t rows, int64_t reach, int64_t floats, int threads) {
+  const int64_t wanted = std::max(ceil_div(4 * static_cast<int64_t>(threads), pictures), floats / kBandFloats);
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows / std::max<int64_t>(4, 2 * reach)));
 }
 
@@ -96,7 +99,8 @@ void forward_narrow(const Shape& s, const float* x, const float* weight, const W
                     float* y, float* workspace, const gemm::Parallel& parallel, int threads) {
   const Pictures in{s.h, s.w, s.ci}, out{s.oh, s.ow, s.co};
   pack_taps(s, weight, ws, true, workspace);
-  const int64_t reach = (s.kh - 1) * s.dilation_h, bands = bands_of(s.n, s.oh, reach / s.stride_h, threads);
+  const int64_t reach = (s.kh - 1) * s.dilation_h,
+                bands = bands_of(s.n, s.oh, reach / s.stride_h, s.taps() * s.co * s.h * s.w, threads);
   parallel(s.n * bands, [&](int64_t task) {
     const int64_t n = task / bands, begin = task % bands * s.oh / bands, end = (task % bands + 1) * s.oh / bands;
     TapProducts products(workspace, s.taps() * s.co, in);
@@ -130,7 +134,8 @@ void backward_input_narrow(const Shape& s, const float* dy, const float* weight,
                            int threads) {
   const Pictures in{s.oh, s.ow, s.co}, out{s.h, s.w, s.ci};
   pack_taps(s, weight, ws, false, workspace);
-  const int64_t reach = (s.kh - 1) * s.dilation_h, bands = bands_of(s.n, s.h, reach, threads);
+  const int64_t reach = (s.kh - 1) * s.dilation_h,
+                bands = bands_of(s.n, s.h, reach, s.taps() * s.ci * s.oh * s.ow, threads);
   parallel(s.n * bands, [&](int64_t task) {
     const int64_t n = task / bands, begin = task % bands * s.h / bands, end = (task % bands + 1) * s.h / bands;
     TapProducts products(workspace, s.taps() * s.ci, in);

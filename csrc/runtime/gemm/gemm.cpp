@@ -350,7 +350,7 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
   if (a.col != 1) pack_all_rows(a, m, k, packed_a, parallel);
   const auto left_of = [&](const Depths::Block& block) {
     return [&](int64_t index) {
-      thread_local const float* rows[kMaxTileRows];
+      thread_local const float* rows[kMaxTileRows];  // what is returned points there
       for (int64_t r = 0; r < mr; ++r)
         rows[r] = a.col == 1 ? a.data + std::min(m - 1, index * mr + r) * a.row + block.k
                              : packed_a + (index * k + block.k) * mr + r;

@@ -23,9 +23,10 @@ using RowsDone = std::function<void(int64_t begin, int64_t end)>;
 
 /// What happens to each element of the product before it is stored, and afterwards.
 struct Epilogue {
-  const float* bias = nullptr;          // one per column of C, added
-  bool accumulate = false;              // C += A B instead of C = A B
-  const RowsDone* rows_done = nullptr;  // called at most once for a row; never, where tasks are cut by columns alone
+  const float* bias = nullptr;  // one per column of C, added
+  bool accumulate = false;      // C += A B instead of C = A B
+  const RowsDone* rows_done =
+      nullptr;  // called at most once for a row; never, where the product is not made row by row
 };
 
 /// Runs body(task) for task in [0, tasks), on any threads; returns when all are done.
