@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "graph/convolution.h"
 #include "runtime/arena.h"
 #include "runtime/attention/attention.h"
 #include "runtime/conv/conv.h"
@@ -187,17 +188,13 @@ bool is_channels_last(const TensorMeta& m) {
   return m.dim() == 4 && m.is_contiguous(graph::MemoryFormat::ChannelsLast);
 }
 
-/// Of aten::convolution or aten::convolution_backward: the first of the arguments that say how, stride.
-size_t first_setting(const Node& n) { return n.op.name() == "aten::convolution_backward" ? 4 : 3; }
-bool is_transposed(const Node& n) { return n.arg(first_setting(n) + 3).to_bool(); }
-
 /// For a transposed convolution, that of the convolution whose gradient it is: x and y have changed places.
 std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, const TensorMeta& w,
                                       const TensorMeta& output) {
-  const size_t at = first_setting(n);
-  const TensorMeta &x = is_transposed(n) ? output : input, &y = is_transposed(n) ? input : output;
+  const size_t at = graph::first_setting(n);
+  const TensorMeta &x = graph::is_transposed(n) ? output : input, &y = graph::is_transposed(n) ? input : output;
   const auto stride = n.arg(at).to_ints(), pad = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
-  if (n.arg(at + 5).to_int() != 1 || x.dim() != 4) return std::nullopt;
+  if (graph::groups_of(n) != 1 || x.dim() != 4) return std::nullopt;
   const auto get = [](const std::vector<int64_t>& v, size_t i) { return v.size() == 1 ? v[0] : v[i]; };
   return conv::Shape{x.sizes[0],     x.sizes[1],  x.sizes[2],  x.sizes[3],       w.sizes[0],
                      w.sizes[2],     w.sizes[3],  y.sizes[2],  y.sizes[3],       get(stride, 0),
@@ -539,7 +536,7 @@ bool has_library_kernel(const Node& node) {
 
 int64_t result_rows(const Node& node) {
   const TensorMeta& y = node.results[0];
-  if (node.op.name() == "aten::convolution") return is_transposed(node) ? 0 : y.numel() / y.sizes[1];
+  if (node.op.name() == "aten::convolution") return graph::is_transposed(node) ? 0 : y.numel() / y.sizes[1];
   if (product_of(node) && y.dim() == 2 && y.is_contiguous()) return y.sizes[0];
   return 0;
 }
@@ -566,7 +563,7 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
                                            results.at(0), plan);
     }
     case Kind::Convolution:
-      if (is_transposed(n))
+      if (graph::is_transposed(n))
         return std::make_unique<TransposedConvolutionStep>(*c.conv, arg(0), arg(1), optional(2), results.at(0), plan);
       return std::make_unique<ConvolutionStep>(*c.conv, arg(0), arg(1), optional(2), results.at(0), plan);
     case Kind::ConvolutionBackward: {
@@ -575,7 +572,8 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
       wanted.resize(3, kNoSlot);
       for (size_t i = 0; i < 3; ++i)
         if (!mask[i].to_bool()) wanted[i] = kNoSlot;
-      return std::make_unique<ConvolutionBackwardStep>(*c.conv, is_transposed(n), arg(0), arg(1), arg(2), wanted, plan);
+      return std::make_unique<ConvolutionBackwardStep>(*c.conv, graph::is_transposed(n), arg(0), arg(1), arg(2), wanted,
+                                                       plan);
     }
     case Kind::Attention:
       if (results.at(0) == kNoSlot) return nullptr;

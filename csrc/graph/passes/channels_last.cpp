@@ -1,23 +1,14 @@
 #include "graph/passes/channels_last.h"
 
 #include "base/error.h"
+#include "graph/convolution.h"
 #include "graph/infer.h"
 #include "ops/ops.h"
 
 namespace kiln::graph {
 namespace {
 
-bool is_convolution(const Node& n) {
-  static const Op forward("aten::convolution"), backward("aten::convolution_backward");
-  if (n.kind != NodeKind::Call || !(n.op == forward || n.op == backward)) return false;
-  const bool back = n.op == backward;
-  for (size_t i = 0; i < (back ? 3u : 2u); ++i) {
-    const TensorMeta& m = n.arg(i).value().meta();
-    if (m.dim() != 4 || m.dtype != DType::Float32 || m.device.type != DeviceType::CPU) return false;
-  }
-  const bool transposed = n.arg(back ? 7 : 6).to_bool();
-  return !transposed || n.arg(back ? 9 : 8).to_int() == 1;  // groups
-}
+bool is_convolution(const Node& n) { return is_float_convolution(n, 4) && (!is_transposed(n) || groups_of(n) == 1); }
 
 class Converter {
  public:
@@ -55,8 +46,7 @@ class Converter {
 
   /// Gives a convolution channels-last activations. Its weight's gradient keeps its layout: the kernels write any.
   void convert(Node& n) {
-    const bool back = n.op == Op("aten::convolution_backward");
-    for (size_t i = 0; i < (back ? 2u : 1u); ++i) n.args[i] = channels_last(n.args[i].value());
+    for (size_t i = 0; i + 1 < operands(n); ++i) n.args[i] = channels_last(n.args[i].value());
     const std::vector<TensorMeta> before = n.results;
     // The gradient of a network's input is often not wanted.
     if (before[0].defined && before[0].dim() == 4)

@@ -1,3 +1,4 @@
+#include "graph/convolution.h"
 #include "graph/infer.h"
 #include "graph/passes/passes.h"
 #include "ops/ops.h"
@@ -52,8 +53,7 @@ bool fold_norms(Graph& g) {
     // A convolution along a line is one of pictures with one row.
     const bool lifted = in.node->kind == NodeKind::Call && in.node->op == kSqueeze && uses.at(in.node) == 1;
     Node& conv = lifted ? *in.node->arg(0).value().node : *in.node;
-    if (conv.kind != NodeKind::Call || conv.op != kConvolution || conv.arg(6).to_bool() || uses.at(&conv) != 1)
-      continue;
+    if (conv.kind != NodeKind::Call || conv.op != kConvolution || is_transposed(conv) || uses.at(&conv) != 1) continue;
     const TensorMeta &before = in.meta(), &after = norm->results.at(0);
     const bool same = before.strides == after.strides;
     if (before.dtype != after.dtype || !(same || (lifted && after.is_contiguous())) || !is_floating(before.dtype))

@@ -1,22 +1,16 @@
 #include "graph/passes/lift_convolutions.h"
 
+#include "graph/convolution.h"
 #include "graph/infer.h"
 
 namespace kiln::graph {
 namespace {
 
-/// Where a convolution's settings are among its arguments: stride, padding, dilation, transposed, output_padding,
-/// groups.
-size_t first_setting(const Node& n) { return n.op == Op("aten::convolution") ? 3 : 4; }
-
 bool is_line_convolution(const Node& n) {
-  static const Op forward("aten::convolution"), backward("aten::convolution_backward");
-  if (n.kind != NodeKind::Call || !(n.op == forward || n.op == backward)) return false;
-  for (size_t i = 0; i < (n.op == backward ? 3u : 2u); ++i) {
-    const TensorMeta& m = n.arg(i).value().meta();
-    if (m.dim() != 3 || m.dtype != DType::Float32 || m.device.type != DeviceType::CPU || m.numel() == 0) return false;
-  }
-  return n.arg(first_setting(n) + 5).to_int() == 1;
+  if (!is_float_convolution(n, 3) || groups_of(n) != 1) return false;
+  for (size_t i = 0; i < operands(n); ++i)
+    if (n.arg(i).value().meta().numel() == 0) return false;
+  return true;
 }
 
 class Lifter {
@@ -25,10 +19,9 @@ class Lifter {
 
   /// One value per result, null where it is undefined; nothing if the result would have other strides.
   std::vector<Value> run() {
-    const bool back = n_.op == Op("aten::convolution_backward");
     const size_t at = first_setting(n_);
     std::vector<Arg> args = n_.args;
-    for (size_t i = 0; i < (back ? 3u : 2u); ++i) args[i] = add("aten::unsqueeze", {args[i], Arg(int64_t{2})})->out();
+    for (size_t i = 0; i < operands(n_); ++i) args[i] = add("aten::unsqueeze", {args[i], Arg(int64_t{2})})->out();
     const int64_t neutral[] = {1, 0, 1, 0, 0};
     for (const size_t i : {0, 1, 2, 4}) args[at + i] = Arg::ints({neutral[i], args[at + i].to_ints().at(0)});
     Node* const lifted = add(n_.op.name(), std::move(args));

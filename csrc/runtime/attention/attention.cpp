@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 
+#include "base/round.h"
 #include "runtime/gemm/kernels.h"
 
 #define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
@@ -22,8 +23,6 @@ using gemm::kMaxTileRows;
 constexpr int64_t kQueryBlock = 64;                                 // rows of scores held at a time
 constexpr int64_t kKeyBlock = 512;                                  // columns of scores held at a time
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // score of a key that a query does not see
-
-int64_t round_up(int64_t a, int64_t to) { return (a + to - 1) / to * to; }
 
 /// 64-byte aligned scratch of one thread, kept between calls.
 class Scratch {

@@ -34,13 +34,11 @@ void find_runs(const Shape& s, const Image& image, int64_t tap, int64_t begin, i
   if (image.taps() == 1 && meets_all(s, image)) return runs.push_back({0, depth, begin});
   const int64_t dh = tap / image.taps_w * s.dilation_h - image.pad_h,
                 dw = tap % image.taps_w * s.dilation_w - image.pad_w;
-  // Output columns whose input column exists.
-  const int64_t ow0 = std::min(s.ow, dw >= 0 ? 0 : ceil_div(-dw, s.stride_w));
-  const int64_t ow1 = image.w - dw <= 0 ? ow0 : std::clamp(ceil_div(image.w - dw, s.stride_w), ow0, s.ow);
+  const Columns columns(s, image.w, dw);
   for (int64_t i = begin; i < begin + depth;) {
     const int64_t n = i / (s.oh * s.ow), line = i - i % s.ow, h = i / s.ow % s.oh * s.stride_h + dh;
     const int64_t next = std::min(begin + depth, line + s.ow);
-    const int64_t first = std::clamp(line + ow0, i, next), last = std::clamp(line + ow1, first, next);
+    const int64_t first = std::clamp(line + columns.begin, i, next), last = std::clamp(line + columns.end, first, next);
     if (h >= 0 && h < image.h && first < last) {
       const int64_t pixel = (n * image.h + h) * image.w + (first - line) * s.stride_w + dw;
       if (!runs.empty() && runs.back().start + runs.back().length == first - begin &&
@@ -287,7 +285,7 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
       const Depths::Block& block = depths.blocks[bi];
       left.fill(block.k, block.depth);
       for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.co - j);
+        const int64_t j = layout.first_column(panel), width = layout.width(panel), count = layout.columns(panel);
         const float* b = dy + block.k * s.co;
         if (!packed_already) {
           gemm::pack_panel(b + j, 1, s.co, count, block.depth, width, b_copy);

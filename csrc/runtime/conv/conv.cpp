@@ -41,7 +41,7 @@ void pack_forward(const Shape& s, const Depths& depths, const float* weight, con
   const bool row_major = is_row_major(s, ws);
   const bool channels_last = ws.o == inner && ws.i == 1 && (taps == 1 || (ws.w == s.ci && ws.h == s.kw * s.ci));
   parallel(layout.panels(), [&](int64_t panel) {
-    const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.co - j);
+    const int64_t j = layout.first_column(panel), width = layout.width(panel), count = layout.columns(panel);
     std::vector<float*> lines(inner);
     for (const Depths::Block& block : depths.blocks)
       for (int64_t k = block.k; k < block.k + block.depth; ++k)
@@ -67,17 +67,14 @@ void pack_forward(const Shape& s, const Depths& depths, const float* weight, con
   });
 }
 
-/// Of a row-major weight, whose taps lie side by side: for each of `taps` the elements of `count` input channels, the
-/// first at `from`, to a line of `width` floats whose rest is zero. The lines are `line` floats apart.
-void deal_taps(const Shape& s, const std::vector<Tap>& taps, const float* from, int64_t count, int64_t width,
-               int64_t line, float* to) {
-  const int64_t all = s.taps();
-  for (const Tap& tap : taps) {
-    const float* element = from + tap.h * s.kw + tap.w;
-    for (int64_t c = 0; c < count; ++c) to[c] = element[c * all];
-    std::fill(to + count, to + width, 0.0f);
-    to += line;
+/// A line of `width` floats: `count` elements of the weight, `step` apart, and zeros.
+void copy_line(const float* from, int64_t step, int64_t count, int64_t width, float* to) {
+  if (step == 1) {
+    std::memcpy(to, from, sizeof(float) * count);
+  } else {
+    for (int64_t c = 0; c < count; ++c) to[c] = from[c * step];
   }
+  std::fill(to + count, to + width, 0.0f);
 }
 
 /// Packs the weight as B of dx = A B for some of the taps: k = (tap, co), columns ci.
@@ -87,7 +84,7 @@ void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& d
   const int64_t pieces = std::min<int64_t>(s.co, 16);
   parallel(layout.panels() * pieces, [&](int64_t task) {
     const int64_t panel = task / pieces, piece = task % pieces;
-    const int64_t j = layout.first_column(panel), width = layout.width(panel), count = std::min(width, s.ci - j);
+    const int64_t j = layout.first_column(panel), width = layout.width(panel), count = layout.columns(panel);
     // All taps of an output channel together: their elements may share cache lines.
     const int64_t o0 = s.co * piece / pieces, o1 = s.co * (piece + 1) / pieces;
     for (int64_t o = o0; o < o1; ++o) {
@@ -96,14 +93,8 @@ void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& d
         const Depths::Block& block =
             *std::prev(std::upper_bound(depths.blocks.begin(), depths.blocks.end(), k,
                                         [](int64_t at, const Depths::Block& candidate) { return at < candidate.k; }));
-        const float* from = weight + o * ws.o + taps[t].h * ws.h + taps[t].w * ws.w + j * ws.i;
-        float* to = packed_line(packed, layout, block, panel, k);
-        if (ws.i == 1) {
-          std::memcpy(to, from, sizeof(float) * count);
-        } else {
-          for (int64_t c = 0; c < count; ++c) to[c] = from[c * ws.i];
-        }
-        std::fill(to + count, to + width, 0.0f);
+        copy_line(weight + o * ws.o + taps[t].h * ws.h + taps[t].w * ws.w + j * ws.i, ws.i, count, width,
+                  packed_line(packed, layout, block, panel, k));
       }
     }
   });
@@ -114,12 +105,9 @@ void pack_backward(const Shape& s, const std::vector<Tap>& taps, const Depths& d
 gemm::PanelSource forward_source(const Shape& s, const Depths& depths, bool taps_inside, const float* weight,
                                  const WeightStrides& ws) {
   const PackedB layout(s.co);
-  const auto count = [layout](int64_t panel) {
-    return std::min(layout.width(panel), layout.n - layout.first_column(panel));
-  };
-  const auto pack = [&s, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block, int64_t panel,
-                                                                           float* to) {
-    const int64_t columns = count(panel), width = layout.width(panel), taps = s.taps();
+  const auto pack = [&s, &depths, taps_inside, weight, &ws, layout](const Depths::Block& block, int64_t panel,
+                                                                    float* to) {
+    const int64_t columns = layout.columns(panel), width = layout.width(panel), taps = s.taps();
     const float* const from = weight + layout.first_column(panel) * ws.o;
     if (!taps_inside || taps == 1) {
       for (int64_t g = block.first_segment; g < block.first_segment + block.segments; ++g) {
@@ -146,12 +134,12 @@ gemm::PanelSource forward_source(const Shape& s, const Depths& depths, bool taps
       }
     }
   };
-  const auto ahead = [&s, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block, int64_t panel,
-                                                                            int64_t pieces) {
+  const auto ahead = [&s, &depths, taps_inside, weight, &ws, layout](const Depths::Block& block, int64_t panel,
+                                                                     int64_t pieces) {
     const Depths::Segment& segment = depths.segments[block.first_segment];
     const float* const from = weight + layout.first_column(panel) * ws.o;
-    return taps_inside ? gemm::Ahead(from + segment.offset * s.taps(), count(panel), ws.o, block.depth, pieces)
-                       : gemm::Ahead(from + block.k, count(panel), ws.o, block.depth, pieces);
+    return taps_inside ? gemm::Ahead(from + segment.offset * s.taps(), layout.columns(panel), ws.o, block.depth, pieces)
+                       : gemm::Ahead(from + block.k, layout.columns(panel), ws.o, block.depth, pieces);
   };
   return {pack, ahead};
 }
@@ -160,17 +148,15 @@ gemm::PanelSource forward_source(const Shape& s, const Depths& depths, bool taps
 gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, const Depths& depths, bool taps_inside,
                                   const float* weight, const WeightStrides& ws) {
   const PackedB layout(s.ci);
-  const auto count = [layout](int64_t panel) {
-    return std::min(layout.width(panel), layout.n - layout.first_column(panel));
-  };
-  const auto pack = [&s, &taps, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block,
-                                                                                  int64_t panel, float* to) {
-    const int64_t columns = count(panel), width = layout.width(panel), j = layout.first_column(panel);
+  const auto pack = [&s, &taps, &depths, taps_inside, weight, &ws, layout](const Depths::Block& block, int64_t panel,
+                                                                           float* to) {
+    const int64_t columns = layout.columns(panel), width = layout.width(panel), j = layout.first_column(panel);
     if (taps_inside) {
       const Depths::Segment& segment = depths.segments[block.first_segment];
       for (int64_t o = 0; o < segment.length; ++o)
-        deal_taps(s, taps, weight + (segment.offset + o) * ws.o + j * ws.i, columns, width, segment.length * width,
-                  to + o * width);
+        for (size_t t = 0; t < taps.size(); ++t)
+          copy_line(weight + (segment.offset + o) * ws.o + taps[t].h * ws.h + taps[t].w * ws.w + j * ws.i, ws.i,
+                    columns, width, to + (static_cast<int64_t>(t) * segment.length + o) * width);
       return;
     }
     for (int64_t g = block.first_segment; g < block.first_segment + block.segments; ++g) {
@@ -180,11 +166,11 @@ gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, 
                        segment.length, width, to + (segment.k - block.k) * width);
     }
   };
-  const auto ahead = [&s, &depths, taps_inside, weight, &ws, layout, count](const Depths::Block& block, int64_t panel,
-                                                                            int64_t pieces) {
+  const auto ahead = [&s, &depths, taps_inside, weight, &ws, layout](const Depths::Block& block, int64_t panel,
+                                                                     int64_t pieces) {
     const Depths::Segment& segment = depths.segments[block.first_segment];
     const float* const from = weight + segment.offset * ws.o + layout.first_column(panel) * ws.i;
-    return gemm::Ahead(from, segment.length, ws.o, count(panel) * (taps_inside ? s.taps() : 1), pieces);
+    return gemm::Ahead(from, segment.length, ws.o, layout.columns(panel) * (taps_inside ? s.taps() : 1), pieces);
   };
   return {pack, ahead};
 }

@@ -7,9 +7,6 @@
 // How the products of a convolution read its input.
 namespace kiln::runtime::conv {
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
-
 /// The input as products read it: a tap is a run of `channels` contiguous floats, pixels are `pixel` floats apart.
 struct Image {
   const float* data;
@@ -41,6 +38,15 @@ inline Image image_of(const Shape& s, const float* x, float* frame, const gemm::
   });
   return image;
 }
+
+/// Output columns [begin, end) whose input column exists in rows of `w` pixels, for the tap that reads column `dw` for
+/// output column 0.
+struct Columns {
+  int64_t begin, end;
+  Columns(const Shape& s, int64_t w, int64_t dw)
+      : begin(std::min(s.ow, dw >= 0 ? 0 : ceil_div(-dw, s.stride_w))),
+        end(w - dw <= 0 ? begin : std::clamp(ceil_div(w - dw, s.stride_w), begin, s.ow)) {}
+};
 
 /// A convolution with steps of one can be turned around: dx is the convolution of dy, and the gradient of the weight
 /// that of this convolution when x is the gradient of its output. Its weight has inputs and outputs exchanged and the

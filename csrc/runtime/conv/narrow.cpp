@@ -22,7 +22,9 @@ struct Pictures {
 /// pixel].
 class TapProducts {
  public:
-  TapProducts(const float* weight, int64_t rows, const Pictures& in) : weight_(weight), rows_(rows), in_(in) {}
+  /// `memory` is made as large as it takes.
+  TapProducts(const float* weight, int64_t rows, const Pictures& in, std::vector<float>& memory)
+      : weight_(weight), rows_(rows), in_(in), data_(memory) {}
 
   void fill(const float* picture, int64_t row0, int64_t row1) {
     row0_ = row0;
@@ -33,7 +35,7 @@ class TapProducts {
     const gemm::PackedB layout(pixels);
     const float* const from = picture + row0 * in_.w * depth;
     for (int64_t p = 0; p < layout.panels(); ++p) {
-      const int64_t j = layout.first_column(p), width = layout.width(p), count = std::min(width, pixels - j);
+      const int64_t j = layout.first_column(p), width = layout.width(p), count = layout.columns(p);
       for (const gemm::Depths::Block& block : depths_.blocks) {
         gemm::pack_panel(from + j * depth + block.k, depth, 1, count, block.depth, width, panel);
         for (int64_t r = 0; r < rows_; r += mr) {
@@ -59,7 +61,7 @@ class TapProducts {
   Pictures in_;
   gemm::Depths depths_{1, in_.channels};
   int64_t row0_ = 0, stride_ = 0;
-  std::vector<float> data_;
+  std::vector<float>& data_;
 };
 
 /// Rows of the result in bands, so that a single picture keeps all threads busy. `floats`: products of a picture.
@@ -103,7 +105,8 @@ void forward_narrow(const Shape& s, const float* x, const float* weight, const W
                 bands = bands_of(s.n, s.oh, reach / s.stride_h, s.taps() * s.co * s.h * s.w, threads);
   parallel(s.n * bands, [&](int64_t task) {
     const int64_t n = task / bands, begin = task % bands * s.oh / bands, end = (task % bands + 1) * s.oh / bands;
-    TapProducts products(workspace, s.taps() * s.co, in);
+    thread_local std::vector<float> memory;
+    TapProducts products(workspace, s.taps() * s.co, in, memory);
     const int64_t row0 = std::clamp<int64_t>(begin * s.stride_h - s.pad_h, 0, s.h);
     products.fill(x + n * s.h * s.w * s.ci, row0, std::clamp((end - 1) * s.stride_h - s.pad_h + reach + 1, row0, s.h));
     std::vector<float> lines(s.co * s.ow);
@@ -113,8 +116,7 @@ void forward_narrow(const Shape& s, const float* x, const float* weight, const W
         const int64_t h = oh * s.stride_h + tap / s.kw * s.dilation_h - s.pad_h;
         const int64_t dw = tap % s.kw * s.dilation_w - s.pad_w;
         if (h < 0 || h >= s.h) continue;
-        const int64_t first = std::min(s.ow, dw >= 0 ? 0 : ceil_div(-dw, s.stride_w));
-        const int64_t last = s.w - dw <= 0 ? first : std::clamp(ceil_div(s.w - dw, s.stride_w), first, s.ow);
+        const auto [first, last] = Columns(s, s.w, dw);
         for (int64_t c = 0; c < s.co; ++c) {
           const float* const from = products.line(tap * s.co + c, h) + dw;
           float* const to = lines.data() + c * s.ow;
@@ -138,7 +140,8 @@ void backward_input_narrow(const Shape& s, const float* dy, const float* weight,
                 bands = bands_of(s.n, s.h, reach, s.taps() * s.ci * s.oh * s.ow, threads);
   parallel(s.n * bands, [&](int64_t task) {
     const int64_t n = task / bands, begin = task % bands * s.h / bands, end = (task % bands + 1) * s.h / bands;
-    TapProducts products(workspace, s.taps() * s.ci, in);
+    thread_local std::vector<float> memory;
+    TapProducts products(workspace, s.taps() * s.ci, in, memory);
     const int64_t row0 = std::min(s.oh, ceil_div(std::max<int64_t>(0, begin + s.pad_h - reach), s.stride_h));
     products.fill(dy + n * s.oh * s.ow * s.co, row0, std::clamp((end - 1 + s.pad_h) / s.stride_h + 1, row0, s.oh));
     std::vector<float> lines(s.ci * s.w);
@@ -147,9 +150,7 @@ void backward_input_narrow(const Shape& s, const float* dy, const float* weight,
       for (int64_t tap = 0; tap < s.taps(); ++tap) {
         const int64_t at = h + s.pad_h - tap / s.kw * s.dilation_h, dw = tap % s.kw * s.dilation_w - s.pad_w;
         if (at < 0 || at % s.stride_h != 0 || at / s.stride_h >= s.oh) continue;
-        // Output columns whose input column exists.
-        const int64_t first = std::min(s.ow, dw >= 0 ? 0 : ceil_div(-dw, s.stride_w));
-        const int64_t last = s.w - dw <= 0 ? first : std::clamp(ceil_div(s.w - dw, s.stride_w), first, s.ow);
+        const auto [first, last] = Columns(s, s.w, dw);
         for (int64_t c = 0; c < s.ci; ++c) {
           const float* const from = products.line(tap * s.ci + c, at / s.stride_h);
           float* const to = lines.data() + c * s.w + dw;

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/round.h"
+
 namespace kiln::runtime::gemm {
 
 /// Memory that is to be read soon: asked for piece by piece while something else computes, so that nothing waits for
@@ -12,7 +14,7 @@ class Ahead {
   /// In `pieces` equal parts.
   Ahead(const float* data, int64_t lines, int64_t stride, int64_t length, int64_t pieces)
       : data_(data), lines_(lines), stride_(stride), length_(length) {
-    each_ = (lines * ((length + 15) / 16) + pieces - 1) / std::max<int64_t>(1, pieces);
+    each_ = ceil_div(lines * ceil_div(length, 16), std::max<int64_t>(1, pieces));
   }
   void ask() {
     for (int64_t i = 0; i < each_ && line_ < lines_; ++i) {

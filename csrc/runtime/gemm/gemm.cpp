@@ -5,14 +5,10 @@
 #include <cstring>
 #include <memory>
 
-#include "runtime/gemm/ahead.h"
 #include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::gemm {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
 
 void pack_b_panel(const Depths& depths, const PackedB& layout, Matrix b, float* packed, int64_t panel) {
   const int64_t j = layout.first_column(panel), width = layout.width(panel);
@@ -234,6 +230,7 @@ int64_t PackedB::first_column(int64_t panel) const {
 int64_t PackedB::width(int64_t panel) const {
   return std::min(first_column(panel + 1), round_up(n, 16)) - first_column(panel);
 }
+int64_t PackedB::columns(int64_t panel) const { return std::min(width(panel), n - first_column(panel)); }
 int64_t PackedB::at(const Depths::Block& block, int64_t panel) const {
   return block.k * round_up(n, 16) + first_column(panel) * block.depth;
 }
@@ -320,7 +317,7 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
   const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), tiles = ceil_div(m, tile().mr);
   const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
   const auto multiply_panel = [&](int64_t panel, int64_t following) {
-    const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = std::min(width, layout.n - j);
+    const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
     alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
     for (int64_t b = 0; b < blocks; ++b) {
       const Depths::Block& block = depths.blocks[b];
@@ -357,18 +354,17 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
       return Left{1, &block.depth, rows, a.col == 1 ? 1 : mr, nullptr};
     };
   };
-  const auto count = [&](int64_t panel) { return std::min(layout.width(panel), n - layout.first_column(panel)); };
   const auto at = [&](const Depths::Block& block, int64_t panel) {
     return b.data + block.k * b.row + layout.first_column(panel) * b.col;
   };
   const PanelSource source{[&](const Depths::Block& block, int64_t panel, float* to) {
-                             pack_panel(at(block, panel), b.col, b.row, count(panel), block.depth, layout.width(panel),
-                                        to);
+                             pack_panel(at(block, panel), b.col, b.row, layout.columns(panel), block.depth,
+                                        layout.width(panel), to);
                            },
                            [&](const Depths::Block& block, int64_t panel, int64_t pieces) {
                              const float* const from = at(block, panel);
-                             return b.col == 1 ? Ahead(from, block.depth, b.row, count(panel), pieces)
-                                               : Ahead(from, count(panel), b.col, block.depth, pieces);
+                             return b.col == 1 ? Ahead(from, block.depth, b.row, layout.columns(panel), pieces)
+                                               : Ahead(from, layout.columns(panel), b.col, block.depth, pieces);
                            }};
   run_by_panel(
       m, depths, left_of, layout, source, c, [ldc](int64_t i) { return i * ldc; }, epilogue, parallel, threads);
