@@ -354,7 +354,9 @@ bool softmax_backward(Lowering& l, const Node& n) {
 template <ReduceKind Kind>
 bool cumulative(Lowering& l, const Node& n) {
   const Tensor t = l.get(n.arg(0));
-  const DType out = n.results[0].dtype, compute = compute_type(out);
+  const DType out = n.results[0].dtype;
+  // ATen's accumulator: an error in float32 would grow along the row.
+  const DType compute = out == DType::Float32 ? DType::Float64 : compute_type(out);
   if (t.numel() == 0 || t.dim() == 0 || out == DType::Bool) return false;
   const Dims d = split_dims(t, {n.arg(1).to_int()}, false, true);
   const Tensor to = l.new_buffer(n);

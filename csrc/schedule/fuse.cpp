@@ -30,6 +30,7 @@ bool prefer_columns(const Nest& n) {
       const Inst& i = n.insts[id];
       return i.op == loops::Opcode::Store && i.mode == loops::StoreMode::Add && symbolic::has_indirect(i.index);
     });
+    const bool scanned = scans(n, s);  // along a row: one by one, too
     for (ValueId id : s.body) {
       const Inst& i = n.insts[id];
       if (i.buffer < 0) continue;
@@ -39,7 +40,10 @@ bool prefer_columns(const Nest& n) {
       const int64_t most = i.op == loops::Opcode::Store ? 1 : kMostInterleaved;  // a store in steps is a scatter
       if (split_linear(i.index, n.outer.back(), stride, rest) && stride >= 1 && stride <= most)
         columns += stride == 1 ? weight : weight / 2;
-      if (!s.vars.empty() && !scattered && split_linear(i.index, s.vars.back(), stride, rest) && stride == 1)
+      if (s.vars.empty() || !split_linear(i.index, s.vars.back(), stride, rest) || stride != 1) continue;
+      if (scanned)
+        columns += weight / 2 * filled(n.extents[n.outer.back()]);  // turned in tiles
+      else if (!scattered)
         rows += weight * filled(n.extents[s.vars.back()]);
     }
   }

@@ -318,6 +318,40 @@ def test_scans_run_over_the_whole_dim(scan, of):
     torch.testing.assert_close(left.grad, right.grad)
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(3, 700, 2), (40, 5, 301), (1, 1, 513)])
+def test_running_sums_are_as_exact_as_in_eager(shape, dim):
+    """Bit for bit: eager adds up float32 in float64."""
+    x = torch.randn(shape)
+    for f in (lambda x: x.cumsum(dim), lambda x: (x / 50 + 1).cumprod(dim), lambda x: x.cumsum(dim).transpose(0, 2)):
+        assert torch.equal(kiln.compile(f)(x), f(x))
+
+
+@pytest.mark.parametrize("layout", ["rows", "turned", "every second", "expanded", "part"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_transposes(dtype, layout):
+    """Of loads and of stores, with tails on both sides, in one kernel with what is not turned."""
+    x = {
+        "rows": lambda x: x,
+        "turned": lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
+        "every second": lambda x: x.repeat_interleave(2, 2)[..., ::2],
+        "expanded": lambda x: x[:, :1].expand(-1, 37, -1),
+        "part": lambda x: x[:, :, 3:],
+    }[layout]((torch.randn(3, 37, 52) * 3).to(dtype))
+
+    def f(x):
+        y = x.transpose(1, 2)
+        z = torch.where(y > 0, y, y * 0).contiguous()
+        return (
+            z,
+            y.permute(2, 0, 1).contiguous(),
+            x.permute(2, 1, 0).clone(memory_format=torch.contiguous_format),
+            z + y,
+        )
+
+    check(f, x)
+
+
 @pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
 @pytest.mark.parametrize("shape", [(12, 1), (1, 5), (3, 1, 4)])
 def test_scans_over_dims_of_one_element(scan, shape):

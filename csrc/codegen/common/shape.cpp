@@ -97,18 +97,43 @@ int pick_unroll(const Nest& nest, const std::vector<const Stage*>& stages, int w
   return unroll;
 }
 
-/// A load that jumps along `lane` while another of `vars` walks through memory.
-bool transposes(const Nest& nest, int lane, const std::vector<int>& vars) {
-  for (const Stage& s : nest.stages)
-    for (ValueId id : s.body) {
-      const Inst& i = nest.insts[id];
-      int64_t stride = 0;
-      Expr rest;
-      if (i.op != Opcode::Load || !split_linear(i.index, lane, stride, rest) || stride < 16) continue;
-      for (int v : vars)
-        if (nest.extents[v] >= 8 && split_linear(i.index, v, stride, rest) && stride == 1) return true;
-    }
-  return false;
+/// Whether the access jumps along `lane` and runs along `cross`, and is cheaper in tiles of both.
+bool crosses(const Nest& nest, const Inst& i, int lane, int cross) {
+  const bool store = i.op == Opcode::Store && i.mode == loops::StoreMode::Assign && i.args.size() == 1;
+  if ((i.op != Opcode::Load && !store) || has_indirect(i.index)) return false;
+  int64_t jump = 0, run = 0;
+  Expr rest;
+  if (!split_linear(i.index, lane, jump, rest) || !split_linear(rest, cross, run, rest) || run != 1) return false;
+  // Few elements next to each other are loaded with what lies between, and stored so if they fill the gap.
+  if (nest.extents[cross] < 4) return store && jump == nest.extents[cross];
+  return jump < 0 || jump > (store ? 1 : schedule::kMostInterleaved);
+}
+
+/// Tiles load before they compute, and store after it: no later instruction may read what is stored, none before a load
+/// may write what is loaded.
+bool may_move(const Stage& s, const Nest& nest, size_t at) {
+  const Inst& i = nest.insts[s.body[at]];
+  for (size_t k = 0; k < s.body.size(); ++k) {
+    const Inst& other = nest.insts[s.body[k]];
+    if (other.buffer != i.buffer || k == at) continue;
+    if (i.op == Opcode::Load ? other.op == Opcode::Store && k < at : k > at) return false;
+  }
+  return true;
+}
+
+/// The variable of `candidates` along which most accesses of `s` run that jump with the lanes; marks these.
+int mark_crossing(const Nest& nest, const Stage& s, int lane, const std::vector<int>& candidates,
+                  std::vector<bool>& crossing) {
+  int best = -1;
+  std::vector<ValueId> best_accesses;
+  for (int v : candidates) {
+    std::vector<ValueId> found;
+    for (size_t k = 0; k < s.body.size(); ++k)
+      if (crosses(nest, nest.insts[s.body[k]], lane, v) && may_move(s, nest, k)) found.push_back(s.body[k]);
+    if (found.size() > best_accesses.size()) best = v, best_accesses = found;
+  }
+  for (ValueId id : best_accesses) crossing[id] = true;
+  return best;
 }
 
 }  // namespace
@@ -131,6 +156,8 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
   shape.unit_vars = nest.outer;
   shape.stage_width.assign(nest.stages.size(), 1);
   shape.stage_unroll.assign(nest.stages.size(), 1);
+  shape.stage_cross.assign(nest.stages.size(), -1);
+  shape.crossing.assign(nest.insts.size(), false);
   if (kernel.vectorize_outer && !nest.outer.empty()) {
     shape.lane_var = nest.outer.back();
     shape.unit_vars.pop_back();
@@ -142,16 +169,36 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     }
     const int64_t extent = nest.extents[shape.lane_var];
     const int width = conflict ? 1 : shape.width;
-    const int unroll = conflict ? 1 : pick_unroll(nest, all, width, extent);
+    int cross = -1;  // of a pointwise kernel
+    if (width >= 4 && kernel.segments.empty())
+      for (size_t k = 0; k < nest.stages.size(); ++k) {
+        const Stage& s = nest.stages[k];
+        const bool pointwise = nest.stages.size() == 1 && s.vars.empty();
+        if (s.vars.empty() && !pointwise) continue;
+        const std::vector<int> candidates = pointwise ? shape.unit_vars : std::vector<int>{s.vars.back()};
+        shape.stage_cross[k] = mark_crossing(nest, s, shape.lane_var, candidates, shape.crossing);
+        if (pointwise) cross = shape.stage_cross[k];
+      }
+    if (cross >= 0) std::erase(shape.unit_vars, cross);
+    int unroll = conflict ? 1 : pick_unroll(nest, all, width, extent);
+    // Each part has tiles of its own. Two fetch pairs of lines, as the processor does on the side that jumps.
+    if (cross >= 0)
+      unroll = extent >= 2 * width ? 2 : 1;
+    else if (std::find(shape.crossing.begin(), shape.crossing.end(), true) != shape.crossing.end())
+      unroll = std::min(unroll, 2);
     std::fill(shape.stage_width.begin(), shape.stage_width.end(), width);
     std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), unroll);
     const int64_t step = static_cast<int64_t>(width) * unroll;
     // A unit is worth some microseconds, and is whole vectors.
-    const double lanes = std::max(1.0, 65536.0 / std::max(1.0, point_cost(nest)));
+    double lanes = std::max(1.0, 65536.0 / std::max(1.0, point_cost(nest)));
+    if (cross >= 0) {
+      // Few lines of the side that jumps at a time: they often lie in the same sets of a cache.
+      constexpr int64_t kLines = 64;
+      shape.cross_block = nest.extents[cross] <= kLines * 3 / 2 ? nest.extents[cross] : kLines;
+      shape.cross_blocks = (nest.extents[cross] + shape.cross_block - 1) / shape.cross_block;
+      lanes /= static_cast<double>(shape.cross_block);
+    }
     shape.block = std::max<int64_t>(step, static_cast<int64_t>(lanes) / step * step);
-    const bool pointwise = nest.stages.size() == 1 && nest.stages[0].vars.empty();
-    shape.blocks_outermost = pointwise && width > 1 && transposes(nest, shape.lane_var, shape.unit_vars);
-    if (shape.blocks_outermost) shape.block = step;
     // Small units fit to whatever block of rows is finished.
     if (kernel.streamed >= 0) shape.block = std::min(shape.block, std::max(step, 2048 / step * step));
     if (shape.block >= extent) shape.block = extent;
@@ -183,9 +230,9 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     shape.blocks = units;
     std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), 1);
   }
-  shape.units = shape.blocks;
+  shape.units = shape.blocks * shape.cross_blocks;
   for (int v : shape.unit_vars) shape.units *= nest.extents[v];
-  const double unit_cost = std::max(1.0, point_cost(nest) * static_cast<double>(shape.block));
+  const double unit_cost = std::max(1.0, point_cost(nest) * static_cast<double>(shape.block * shape.cross_block));
   shape.grain = std::max<int64_t>(1, static_cast<int64_t>(160000.0 / unit_cost));
 
   shape.scratch_offset.assign(buffers.size(), -1);
@@ -215,7 +262,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
 UnitSpans unit_spans(const schedule::Kernel& kernel, const KernelShape& shape) {
   constexpr int64_t kMostUnits = 1 << 16;
   const Nest& nest = kernel.nest;
-  if (kernel.streamed < 0 || shape.segmented || shape.blocks_outermost || shape.units > kMostUnits) return {};
+  if (kernel.streamed < 0 || shape.segmented || shape.cross_block > 1 || shape.units > kMostUnits) return {};
   UnitSpans spans;
   spans.first.assign(shape.units, std::numeric_limits<int64_t>::max());
   spans.last.assign(shape.units, -1);

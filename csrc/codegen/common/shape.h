@@ -18,10 +18,14 @@ struct KernelShape {
   int lane_var = -1;              // vectorize_outer: the variable over lanes, if the domain has any
   int64_t block = 1;              // lanes of lane_var in one unit
   int64_t blocks = 1;
-  /// Units run through the other variables first, then to the next block: an access that jumps with the lanes but is
-  /// contiguous in another variable (a transpose) then finds its cache lines again.
-  bool blocks_outermost = false;
-  std::vector<int> unit_vars;  // outer variables that a unit fixes, outermost first (blocks are innermost)
+  /// Accesses that jump with the lanes but are contiguous in another variable (a transpose) are made in tiles of
+  /// `width` by `width` elements, turned in registers. Per stage: that variable, a loop of the stage's or (pointwise)
+  /// an outer one; -1: none. Per instruction: whether it is such an access.
+  std::vector<int> stage_cross;
+  std::vector<bool> crossing;
+  int64_t cross_block = 1;  // pointwise: elements of that outer variable in one unit
+  int64_t cross_blocks = 1;
+  std::vector<int> unit_vars;  // outer variables that a unit fixes, outermost first (then cross blocks, then blocks)
   int64_t units = 1;
   int64_t grain = 1;
   std::vector<int64_t> scratch_offset;  // per program buffer: bytes into scratch, -1 for others

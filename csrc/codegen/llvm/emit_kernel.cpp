@@ -196,15 +196,14 @@ void Emitter::nested(const std::vector<int>& vars, size_t at, const std::functio
 
 void Emitter::emit_unit(Value* unit) {
   Value* rest = unit;
-  Value* block = nullptr;
-  if (shape_.lane_var >= 0 && shape_.blocks > 1 && shape_.blocks_outermost) {
-    Value* others = b_.getInt64(shape_.units / shape_.blocks);
-    block = b_.CreateUDiv(rest, others);
-    rest = b_.CreateURem(rest, others);
-  } else if (shape_.lane_var >= 0 && shape_.blocks > 1) {
-    block = b_.CreateURem(rest, b_.getInt64(shape_.blocks));
-    rest = b_.CreateUDiv(rest, b_.getInt64(shape_.blocks));
-  }
+  const auto digit = [&](int64_t count) -> Value* {
+    if (count <= 1) return b_.getInt64(0);
+    Value* d = b_.CreateURem(rest, b_.getInt64(count));
+    rest = b_.CreateUDiv(rest, b_.getInt64(count));
+    return d;
+  };
+  Value* block = shape_.lane_var >= 0 ? digit(shape_.blocks) : nullptr;
+  cross_unit_ = digit(shape_.cross_blocks);
   const std::vector<int>& vars = shape_.unit_vars;
   for (size_t k = vars.size(); k-- > 0;) {
     const int64_t extent = nest_.extents[vars[k]];
@@ -228,6 +227,7 @@ void Emitter::set_lanes(int var, int width, int parts, Value* base, int64_t vali
   lanes_.width = width;
   lanes_.parts = parts;
   lanes_.base = base;
+  lanes_.valid = valid_lanes;
   lanes_.masks.assign(parts, nullptr);
   for (int p = 0; p < parts; ++p) {
     const int64_t valid = valid_lanes - static_cast<int64_t>(p) * width;
@@ -268,6 +268,29 @@ void Emitter::over_lanes(int var, int64_t extent, int width, int unroll, int64_t
   lanes_ = before;
 }
 
+void Emitter::over_block(Value* block, int64_t blocks, int64_t block_size, int64_t extent, int64_t step,
+                         const std::function<void(Value*)>& round, const std::function<void(int64_t)>& tail) {
+  const int64_t whole = extent / step * step;
+  if (blocks <= 1) {
+    if (whole > 0) loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
+    if (whole < extent) tail(whole);
+    return;
+  }
+  Value* lo = b_.CreateMul(block, b_.getInt64(block_size));
+  Value* hi = b_.CreateAdd(lo, b_.getInt64(block_size));
+  hi = b_.CreateSelect(b_.CreateICmpSLT(hi, b_.getInt64(whole)), hi, b_.getInt64(whole));
+  loop(lo, hi, step, true, round);
+  if (whole == extent) return;
+  auto* last = llvm::BasicBlock::Create(context_, "tail", fn_);
+  auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
+  b_.CreateCondBr(b_.CreateICmpEQ(block, b_.getInt64(blocks - 1)), last, after);
+  b_.SetInsertPoint(last);
+  tail(whole);
+  b_.CreateBr(after);
+  after->moveAfter(b_.GetInsertBlock());
+  b_.SetInsertPoint(after);
+}
+
 void Emitter::emit_columns(Value* block) {
   const int64_t extent = nest_.extents[shape_.lane_var];
   const int width = shape_.stage_width.empty() ? shape_.width : shape_.stage_width[0];
@@ -275,26 +298,15 @@ void Emitter::emit_columns(Value* block) {
   if (shape_.blocks <= 1) return over_lanes(shape_.lane_var, extent, width, unroll, 0, [&] { emit_stages(); }, nullptr);
   // Blocks are whole rounds; the last one takes what is left, and the masked remainder.
   const int64_t step = static_cast<int64_t>(width) * unroll;
-  const int64_t whole = extent / step * step;
-  Value* lo = b_.CreateMul(block, b_.getInt64(shape_.block));
-  Value* hi = b_.CreateAdd(lo, b_.getInt64(shape_.block));
-  hi = b_.CreateSelect(b_.CreateICmpSLT(hi, b_.getInt64(whole)), hi, b_.getInt64(whole));
-  loop(lo, hi, step, true, [&](Value* i) {
+  const auto round = [&](Value* i) {
     set_lanes(shape_.lane_var, width, unroll, i, step);
     emit_stages();
-  });
-  if (whole < extent) {
-    auto* tail = llvm::BasicBlock::Create(context_, "tail", fn_);
-    auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
-    b_.CreateCondBr(b_.CreateICmpEQ(block, b_.getInt64(shape_.blocks - 1)), tail, after);
-    b_.SetInsertPoint(tail);
+  };
+  over_block(block, shape_.blocks, shape_.block, extent, step, round, [&](int64_t whole) {
     const int parts = static_cast<int>((extent - whole + width - 1) / width);
     set_lanes(shape_.lane_var, width, parts, b_.getInt64(whole), extent - whole);
     emit_stages();
-    b_.CreateBr(after);
-    after->moveAfter(b_.GetInsertBlock());
-    b_.SetInsertPoint(after);
-  }
+  });
   lanes_ = {};
 }
 
@@ -305,7 +317,15 @@ void Emitter::emit_stages() {
       // Reductions over loops of one round were left without their loops.
       const bool columns = shape_.lane_var >= 0;
       begin_reductions(s, columns ? lanes_.width : 1, columns ? lanes_.parts : 1, false);
-      emit_body(s);
+      if (const int cross = shape_.stage_cross[k]; cross >= 0)
+        over_block(
+            cross_unit_, shape_.cross_blocks, shape_.cross_block, nest_.extents[cross], lanes_.width,
+            [&](Value* i) { emit_tile(s, cross, i, lanes_.width); },
+            [&](int64_t whole) {
+              emit_tile(s, cross, b_.getInt64(whole), static_cast<int>(nest_.extents[cross] - whole));
+            });
+      else
+        emit_body(s);
       finish_reductions(s, columns);
     } else if (shape_.lane_var >= 0)
       emit_column_stage(s, static_cast<int>(k));
@@ -346,21 +366,26 @@ void Emitter::emit_column_stage(const Stage& s, int k) {
     nested(outer, 0, [&] {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, false);
+      const int cross = shape_.stage_cross[k];
+      const int step = cross >= 0 ? lanes_.width : 1;
+      const int64_t whole = extent / step * step;
       const auto round = [&](Value* i) {
+        if (cross >= 0) return emit_tile(s, cross, i, step);
         loop_values_[s.vars.back()] = i;
         emit_body(s);
       };
-      if (!cascade || extent <= kStrip) {
-        loop(b_.getInt64(0), b_.getInt64(extent), 1, false, round);
-      } else {
-        loop(b_.getInt64(0), b_.getInt64(extent), kStrip, false, [&](Value* start) {
+      const bool strips = cascade && extent > kStrip;
+      if (!strips && whole > 0)
+        loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
+      else if (strips)
+        loop(b_.getInt64(0), b_.getInt64(whole), kStrip, false, [&](Value* start) {
           Value* end = b_.CreateAdd(start, b_.getInt64(kStrip));
-          end = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(extent)), end, b_.getInt64(extent));
-          loop(start, end, 1, false, round);
+          end = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(whole)), end, b_.getInt64(whole));
+          loop(start, end, step, false, round);
           flush_cascade();
         });
-      }
-      if (cascade && extent <= kStrip) flush_cascade();
+      if (whole < extent) emit_tile(s, cross, b_.getInt64(whole), static_cast<int>(extent - whole));
+      if (cascade && (!strips || whole < extent)) flush_cascade();
     });
   }
   finish_reductions(s, true);
@@ -385,10 +410,13 @@ void Emitter::emit_inst(ValueId id) {
       break;
     case Opcode::Load:
     case Opcode::MaskedLoad:
-      env_[id] = emit_load(i);
+      env_[id] = shape_.crossing[id] ? load_from_tile(id) : emit_load(i);
       break;
     case Opcode::Store:
-      emit_store(i);
+      if (shape_.crossing[id])
+        store_to_tile(id);
+      else
+        emit_store(i);
       break;
     case Opcode::Indirect:
       emit_indirect(i);

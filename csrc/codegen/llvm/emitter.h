@@ -48,6 +48,7 @@ class Emitter {
     int width = 1;
     int parts = 1;
     Value* base = nullptr;  // value of `var` in lane 0 of part 0
+    int64_t valid = 1;      // lanes of all parts that the masks let through
     std::vector<Value*> masks;
   };
 
@@ -66,6 +67,10 @@ class Emitter {
   /// Runs body over [0, extent) of the lane variable in vectors, the remainder in a masked last round.
   void over_lanes(int var, int64_t extent, int width, int unroll, int64_t strip, const std::function<void()>& body,
                   const std::function<void()>& after_strip);
+  /// One block's share of [0, extent): whole rounds of `step`, and in the last block what is left, from its first
+  /// element.
+  void over_block(Value* block, int64_t blocks, int64_t block_size, int64_t extent, int64_t step,
+                  const std::function<void(Value*)>& round, const std::function<void(int64_t)>& tail);
   void set_lanes(int var, int width, int parts, Value* base, int64_t valid_lanes);
 
   // emit_ops.cpp
@@ -113,6 +118,17 @@ class Emitter {
   void tag(llvm::Instruction* i, loops::BufferId b);
   Value* lane_mask(int part_index, int width);
 
+  // emit_tile.cpp: accesses that run along another variable than the lanes (KernelShape::crossing)
+  /// The stage's body for `count` values of `var`, at most a vector's width, from `first`.
+  void emit_tile(const loops::Stage& s, int var, Value* first, int count);
+  Parts load_from_tile(loops::ValueId id);
+  void store_to_tile(loops::ValueId id);
+  /// Element j of vector i of the result is element i of vector j.
+  std::vector<Value*> transpose(std::vector<Value*> rows);
+  void store_interleaved(loops::BufferId b, Value* at, const std::vector<Value*>& columns, int64_t valid);
+  Value* tile_row(loops::ValueId id, int part_index, Value* row);
+  Value* leading_mask(int64_t count, int width);
+
   // emit_reduce.cpp
   std::vector<Value*> identity(const loops::Inst& i, int width);
   std::vector<Value*> combine(const loops::Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b);
@@ -150,6 +166,9 @@ class Emitter {
   std::unordered_map<loops::ValueId, std::vector<Parts>> reduced_;
   std::unordered_map<int, llvm::BasicBlock*> error_blocks_;
   Lanes lanes_;
+  Value* cross_unit_ = nullptr;                       // pointwise kernel in tiles: its block of the crossing variable
+  Value* row_ = nullptr;                              // row of the tile that the body is at
+  std::unordered_map<loops::ValueId, Value*> tiles_;  // per crossing access: its tile, on the stack
   llvm::Value* stack_slot(Type* t, const char* name);
   /// A place on the stack that holds `c`, a constant, all the time.
   llvm::Value* constant_in_memory(Value* c);

@@ -347,6 +347,78 @@ TEST(Llvm, StridedTransposedAndDividedIndices) {
   }
 }
 
+// Transposes of every type, with tails on both sides: of a load, of a store, and of both among others.
+TEST(Llvm, TransposesInTiles) {
+  std::mt19937 rng(7);
+  const std::pair<int64_t, int64_t> sizes[] = {{16, 16}, {40, 3},  {3, 40},  {33, 2},
+                                               {7, 130}, {101, 5}, {18, 35}, {64, 97}};
+  for (const DType t : kAll)
+    for (const auto& [rows, columns] : sizes)
+      for (const int bits : {512, 256, 128}) {
+        const int64_t n = rows, w = columns, batch = 2;
+        Program p;
+        const BufferId x = p.add_buffer("x", t, batch * n * w, BufferKind::Input);
+        const BufferId z = p.add_buffer("z", t, batch * n * w, BufferKind::Input);
+        const BufferId bias = p.add_buffer("bias", DType::Float64, w, BufferKind::Input);
+        std::vector<BufferId> out;
+        for (int k = 0; k < 4; ++k)
+          out.push_back(p.add_buffer("out" + std::to_string(k), t, batch * n * w, BufferKind::Output));
+        const auto straight = [&](loops::Index i) { return i[0] * Expr(n * w) + i[1] * Expr(w) + i[2]; };
+        const auto turned = [&](loops::Index i) { return i[0] * Expr(n * w) + i[2] * Expr(n) + i[1]; };
+        const std::vector<int64_t> domain = {batch, n, w};
+        const auto larger = [&](loops::Ops& o, const Val& a, const Val& b) {  // exact for all types
+          return o.where(o.Lt(o.cast(a, DType::Float64), o.cast(b, DType::Float64)), b, a);
+        };
+        const auto nest = [&](const char* name, BufferId to, const std::function<Expr(loops::Index)>& at,
+                              const std::function<Val(loops::Ops&, loops::Index)>& f) {
+          p.add_nest(loops::pointwise(p.buffers, name, domain, f, {to, at, loops::StoreMode::Assign}));
+        };
+        nest("load", out[0], straight, [&](loops::Ops& o, loops::Index i) { return o.load(x, turned(i)); });
+        nest("store", out[1], turned,
+             [&](loops::Ops& o, loops::Index i) { return larger(o, o.load(x, straight(i)), o.load(z, straight(i))); });
+        nest("both", out[2], straight,
+             [&](loops::Ops& o, loops::Index i) { return larger(o, o.load(x, turned(i)), o.load(z, straight(i))); });
+        nest("row", out[3], turned, [&](loops::Ops& o, loops::Index i) {
+          return o.where(o.Lt(o.load(bias, i[2]), o.constant(DType::Float64, 0)), o.load(x, straight(i)),
+                         o.load(z, turned(i)));
+        });
+        Memory m(p.buffers);
+        for (const BufferId b : {x, z, bias}) fill(m, p.buffers, b, rng);
+        schedule::Options one_each;
+        one_each.fusion = n % 2 == 0;
+        check_program(p, m, 0, one_each, bits);
+        if (HasFailure()) return;
+      }
+}
+
+// A reduction whose lanes run over the outer variable, and a pass over its rows that is stored the other way round.
+TEST(Llvm, TransposesOfColumns) {
+  std::mt19937 rng(8);
+  for (const int64_t n : {5, 16, 50})
+    for (const int64_t w : {4, 35, 300}) {
+      Program p;
+      const BufferId x = p.add_buffer("x", DType::Float32, n * w, BufferKind::Input);
+      const BufferId y = p.add_buffer("y", DType::Float32, n * w, BufferKind::Output);
+      const BufferId s = p.add_buffer("s", DType::Float32, n, BufferKind::Output);
+      NestBuilder b(p.buffers, "center", {n});
+      auto in = b.stage({w});
+      const auto at = [&] { return in[0] * Expr(n) + b.outer()[0]; };
+      const auto sum = b.reduce(ReduceKind::Sum, {b.load(x, at())});
+      in = b.stage({w});
+      b.store(y, b.outer()[0] * Expr(w) + in[0], b.Sub(b.load(x, at()), sum[0]));
+      in = b.stage({w});
+      const auto square = [&](const Val& v) { return b.Mul(v, v); };
+      const auto squares = b.reduce(ReduceKind::Sum, {square(b.load(x, at()))});
+      b.stage({});
+      b.store(s, b.outer()[0], squares[0]);
+      p.add_nest(b.finish());
+      Memory m(p.buffers);
+      fill(m, p.buffers, x, rng);
+      for (const int bits : {512, 256}) check_program(p, m, 1e-5, {}, bits);
+      if (HasFailure()) return;
+    }
+}
+
 TEST(Llvm, RunningSumsAndProducts) {
   std::mt19937 rng(6);
   for (const bool rows : {true, false}) {

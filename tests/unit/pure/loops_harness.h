@@ -25,11 +25,12 @@ using loops::Val;
 using symbolic::Expr;
 
 struct Memory {
+  static constexpr size_t kBehind = 64;  // bytes behind each buffer, which nothing may write
   std::vector<std::vector<char>> bytes;
   std::vector<void*> pointers;
 
   explicit Memory(const std::vector<Buffer>& buffers) {
-    for (const Buffer& b : buffers) bytes.emplace_back(b.numel * dtype_size(b.dtype) + 64, 0);
+    for (const Buffer& b : buffers) bytes.emplace_back(b.numel * dtype_size(b.dtype) + kBehind, 0);
     link();
   }
   Memory(const Memory& o) : bytes(o.bytes) { link(); }
@@ -175,6 +176,9 @@ inline void check_program(const Program& p, const Memory& start, double toleranc
   for (size_t b = 0; b < p.buffers.size(); ++b) got.bytes[b] = start.bytes[b];
   got.link();
   run_plan(plan, kernels, got);
+  for (const auto& bytes : got.bytes)
+    ASSERT_TRUE(std::all_of(bytes.end() - Memory::kBehind, bytes.end(), [](char c) { return c == 0; }))
+        << "written behind a buffer: " << schedule::print(plan);
   for (size_t b = 0; b < p.buffers.size(); ++b)
     if (p.buffers[b].kind != BufferKind::Temp)
       expect_close(want, got, p.buffers, static_cast<BufferId>(b), tolerance, schedule::print(plan));
