@@ -13,6 +13,7 @@
 #include "graph/passes/channels_last.h"
 #include "graph/passes/lift_convolutions.h"
 #include "graph/passes/passes.h"
+#include "graph/passes/patch_convolutions.h"
 #include "joint/finish.h"
 #include "joint/partition/tangents.h"
 #include "joint/rematerialize.h"
@@ -96,6 +97,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   pass("joint.lift_convolutions", g, [&] { return graph::lift_convolutions(g); });
   // Before the partition, so that saved activations keep the layout.
   pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
+  pass("joint.patch_convolutions", g, [&] { return graph::patch_convolutions(g); });
   pass("joint.rematerialize", g, [&] { return joint::rematerialize(g); });
   pass("joint.separate_outputs", g, [&] { return joint::separate_outputs(joint); });
   if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "joint graph", graph::print(g));

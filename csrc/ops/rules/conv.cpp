@@ -36,12 +36,23 @@ Ints output_sizes(const TensorMeta& input, const TensorMeta& weight, const Windo
   return out;
 }
 
+/// A line as a picture with one row, which is how ATen runs 1-d convolutions.
+TensorMeta as_picture(TensorMeta t) {
+  t.strides.insert(t.strides.begin() + 2, t.sizes[2] * t.strides[2]);
+  t.sizes.insert(t.sizes.begin() + 2, 1);
+  return t;
+}
+
 // The CPU kernels compute in channels-last if either operand is, except in float64, where oneDNN has no part, and then
-// only plain 2-d convolutions do.
+// only plain 2-d convolutions do. A line is made contiguous first; with one channel it may look like both.
 MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
-  const MemoryFormat a = suggest_format(input), b = suggest_format(weight);
+  const bool line = input.dim() == 3;
+  const MemoryFormat a = !line                   ? suggest_format(input)
+                         : input.is_contiguous() ? suggest_format(as_picture(input))
+                                                 : MemoryFormat::Contiguous;
+  const MemoryFormat b = suggest_format(line ? as_picture(weight) : weight);
   for (const MemoryFormat f : {MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d}) {
-    if (input.sizes.size() != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
+    if (input.sizes.size() + line != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
     if (a != f && b != f) continue;
     if (f == MemoryFormat::ChannelsLast3d && w.transposed) continue;
     if (input.dtype == DType::Float64) {
@@ -51,6 +62,13 @@ MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, c
     return f;
   }
   return MemoryFormat::Contiguous;
+}
+
+/// A result in that format; lines lose the dim that as_picture() gave them.
+TensorMeta result_in(MemoryFormat f, const TensorMeta& like, const Ints& sizes) {
+  TensorMeta out = formatted(like, sizes, sizes.size() == 3 ? MemoryFormat::Contiguous : f);
+  if (sizes.size() == 3 && f == MemoryFormat::ChannelsLast) out.strides = {sizes[1] * sizes[2], 1, sizes[1]};
+  return out;
 }
 
 void check(const TensorMeta& input, const TensorMeta& weight, const TensorMeta* bias, const Window& w,
@@ -96,7 +114,7 @@ Metas convolution(const OpInfo&, Args args) {
                 "-dimensional input of size " + sizes_text(input.sizes) + " instead");
   const Ints out = output_sizes(input, weight, w);
   check(input, weight, maybe_tensor(args, 2), w, out);
-  return one(formatted(input, out, backend_format(input, weight, w)));
+  return one(result_in(backend_format(input, weight, w), input, out));
 }
 
 Metas convolution_backward(const OpInfo&, Args args) {
@@ -105,8 +123,8 @@ Metas convolution_backward(const OpInfo&, Args args) {
   const auto mask = args[10].to_ints();
   const MemoryFormat f = backend_format(input, weight, w);
   Metas out;
-  out.push_back(mask[0] ? formatted(input, input.sizes, f) : undefined_meta());
-  out.push_back(mask[1] ? formatted(weight, weight.sizes, f) : undefined_meta());
+  out.push_back(mask[0] ? result_in(f, input, input.sizes) : undefined_meta());
+  out.push_back(mask[1] ? result_in(f, weight, weight.sizes) : undefined_meta());
   out.push_back(mask[2] ? contiguous(grad, {grad.sizes[1]}) : undefined_meta());
   return out;
 }
