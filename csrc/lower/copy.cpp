@@ -160,15 +160,36 @@ bool roll(Lowering& l, const Node& n) {  // (self, shifts, dims)
   const Tensor t = l.get(n.arg(0));
   const std::vector<int64_t> shifts = n.arg(1).to_ints(), dims = n.arg(2).to_ints();
   if (t.numel() == 0 || t.dim() == 0 || dims.empty() || dims.size() != shifts.size()) return false;
-  l.set(n, l.mapped(t, t.sizes, [=, sizes = t.sizes](Index p) {
+  // Element i of a dim is element (i + from) % size of the input.
+  Sizes from(t.sizes.size(), 0);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const int64_t d = wrap_dim(dims[i], t.dim()), size = t.sizes[d];
+    from[d] = ((from[d] - shifts[i]) % size + size) % size;
+  }
+  const auto place = [from, sizes = t.sizes](Index p) {
     std::vector<Expr> index(p.begin(), p.end());
-    for (size_t i = 0; i < dims.size(); ++i) {
-      const int64_t d = wrap_dim(dims[i], static_cast<int64_t>(sizes.size())), size = sizes[d];
-      const int64_t shift = ((-shifts[i]) % size + size) % size;
-      index[d] = symbolic::mod(index[d] + Expr(shift), size);
-    }
+    for (size_t d = 0; d < index.size(); ++d)
+      if (from[d] != 0) index[d] = symbolic::mod(index[d] + Expr(from[d]), sizes[d]);
     return index;
-  }));
+  };
+  const size_t last = t.sizes.size() - 1;
+  if (from[last] == 0 || !t.strided()) {
+    l.set(n, l.mapped(t, t.sizes, place));
+    return true;
+  }
+  // Lanes run over the last dim: two loads of runs cost less than one of computed places.
+  const int64_t size = t.sizes[last], turn = size - from[last];
+  l.set(n, l.lazy(
+               t.dtype, t.sizes,
+               [t, place, last, size, turn](Ops& o, Index p) {
+                 std::vector<Expr> index = place(p);
+                 const Val head = o.in_range(p[last], 0, turn), tail = o.in_range(p[last], turn, size);
+                 index[last] = p[last] + Expr(size - turn);
+                 const Val a = load_if(o, t, head, index, 0);
+                 index[last] = p[last] - Expr(turn);
+                 return o.where(head, a, load_if(o, t, tail, index, 0));
+               },
+               {t, t}, 3));
   return true;
 }
 

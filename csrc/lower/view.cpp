@@ -210,6 +210,26 @@ bool diagonal(Lowering& l, const Node& n) {
 }
 
 // as_strided speaks of the base's storage: only for bases that lie in memory as eager's do.
+bool unfold(Lowering& l, const Node& n) {  // (self, dim, size, step)
+  const Tensor t = l.get(n.arg(0));
+  if (t.dim() == 0) return false;
+  const int64_t dim = wrap_dim(n.arg(1).to_int(), t.dim()), step = n.arg(3).to_int();
+  const Sizes to = n.results[0].sizes;
+  if (t.strided()) {
+    Sizes strides = t.strides;
+    strides.push_back(strides[dim]);
+    strides[dim] *= step;
+    l.set(n, window(t, to, std::move(strides), t.offset));
+  } else {
+    l.set(n, l.mapped(t, to, [dim, step](Index p) {
+      std::vector<Expr> index(p.begin(), p.end() - 1);
+      index[dim] = index[dim] * Expr(step) + p.back();
+      return index;
+    }));
+  }
+  return true;
+}
+
 bool as_strided(Lowering& l, const Node& n) {
   const Tensor t = l.get(n.arg(0));
   const TensorMeta& base = n.arg(0).value().meta();
@@ -255,6 +275,7 @@ const RuleRow kRows[] = {
     {"aten::unsafe_split.Tensor", split},
     {"aten::unsafe_chunk", split},
     {"aten::diagonal", diagonal},
+    {"aten::unfold", unfold},
     {"aten::as_strided", as_strided},
     {"aten::alias", same},
     {"aten::detach", same},

@@ -40,11 +40,12 @@ bool prefer_columns(const Nest& n) {
       const int64_t most = i.op == loops::Opcode::Store ? 1 : kMostInterleaved;  // a store in steps is a scatter
       if (split_linear(i.index, n.outer.back(), stride, rest) && stride >= 1 && stride <= most)
         columns += stride == 1 ? weight : weight / 2;
-      if (s.vars.empty() || !split_linear(i.index, s.vars.back(), stride, rest) || stride != 1) continue;
+      if (s.vars.empty() || !split_linear(i.index, s.vars.back(), stride, rest) || stride < 1 || stride > most)
+        continue;
       if (scanned)
         columns += weight / 2 * filled(n.extents[n.outer.back()]);  // turned in tiles
       else if (!scattered)
-        rows += weight * filled(n.extents[s.vars.back()]);
+        rows += (stride == 1 ? weight : weight / 2) * filled(n.extents[s.vars.back()]);
     }
   }
   return columns > rows;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/round.h"
 #include "schedule/nest_tools.h"
 
 namespace kiln::codegen {
@@ -97,6 +98,12 @@ int pick_unroll(const Nest& nest, const std::vector<const Stage*>& stages, int w
   return unroll;
 }
 
+/// Lanes for a loop that is shorter than a vector: the next power of two.
+int narrowed(int width, int64_t extent) {
+  while (width > 1 && width / 2 >= extent) width /= 2;
+  return width;
+}
+
 /// Whether the access jumps along `lane` and runs along `cross`, and is cheaper in tiles of both.
 bool crosses(const Nest& nest, const Inst& i, int lane, int cross) {
   const bool store = i.op == Opcode::Store && i.mode == loops::StoreMode::Assign && i.args.size() == 1;
@@ -136,6 +143,22 @@ int mark_crossing(const Nest& nest, const Stage& s, int lane, const std::vector<
   return best;
 }
 
+/// Lets a unit run through about `rows` rows.
+void gather_rows(KernelShape& shape, const Nest& nest, int64_t rows) {
+  while (rows >= 2 && !shape.unit_vars.empty()) {
+    const int v = shape.unit_vars.back();
+    shape.unit_vars.pop_back();
+    if (nest.extents[v] > rows) {
+      shape.row_var = v;
+      shape.row_block = rows;
+      shape.row_blocks = ceil_div(nest.extents[v], rows);
+      return;
+    }
+    shape.inner_vars.insert(shape.inner_vars.begin(), v);
+    rows /= std::max<int64_t>(nest.extents[v], 1);
+  }
+}
+
 }  // namespace
 
 double point_cost(const Nest& nest) {
@@ -168,7 +191,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       conflict |= lanes_conflict(nest, s, shape.lane_var);
     }
     const int64_t extent = nest.extents[shape.lane_var];
-    const int width = conflict ? 1 : shape.width;
+    const int width = conflict ? 1 : narrowed(shape.width, extent);
     int cross = -1;  // of a pointwise kernel
     if (width >= 4 && kernel.segments.empty())
       for (size_t k = 0; k < nest.stages.size(); ++k) {
@@ -195,7 +218,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       // Few lines of the side that jumps at a time: they often lie in the same sets of a cache.
       constexpr int64_t kLines = 64;
       shape.cross_block = nest.extents[cross] <= kLines * 3 / 2 ? nest.extents[cross] : kLines;
-      shape.cross_blocks = (nest.extents[cross] + shape.cross_block - 1) / shape.cross_block;
+      shape.cross_blocks = ceil_div(nest.extents[cross], shape.cross_block);
       lanes /= static_cast<double>(shape.cross_block);
     }
     shape.block = std::max<int64_t>(step, static_cast<int64_t>(lanes) / step * step);
@@ -203,14 +226,17 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     if (kernel.streamed >= 0) shape.block = std::min(shape.block, std::max(step, 2048 / step * step));
     if (shape.block >= extent) shape.block = extent;
     shape.blocks = shape.block > 0 ? (extent + shape.block - 1) / shape.block : 0;
+    if (shape.blocks == 1 && shape.cross_blocks == 1 && kernel.streamed < 0 && kernel.segments.empty())
+      gather_rows(shape, nest, static_cast<int64_t>(lanes) / shape.block);
   } else {
     for (size_t k = 0; k < nest.stages.size(); ++k) {
       const Stage& s = nest.stages[k];
       if (s.vars.empty()) continue;
       bool scalar = lanes_conflict(nest, s, s.vars.back());
       for (ValueId id : s.body) scalar |= nest.insts[id].op == Opcode::Scan;
-      shape.stage_width[k] = scalar ? 1 : shape.width;
-      shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, shape.width, nest.extents[s.vars.back()]);
+      const int64_t extent = nest.extents[s.vars.back()];
+      shape.stage_width[k] = scalar ? 1 : narrowed(shape.width, extent);
+      shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, shape.stage_width[k], extent);
     }
   }
   if (!kernel.segments.empty()) {
@@ -230,9 +256,11 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     shape.blocks = units;
     std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), 1);
   }
-  shape.units = shape.blocks * shape.cross_blocks;
+  shape.units = shape.blocks * shape.cross_blocks * shape.row_blocks;
   for (int v : shape.unit_vars) shape.units *= nest.extents[v];
-  const double unit_cost = std::max(1.0, point_cost(nest) * static_cast<double>(shape.block * shape.cross_block));
+  double points = static_cast<double>(shape.block * shape.cross_block * shape.row_block);
+  for (int v : shape.inner_vars) points *= static_cast<double>(nest.extents[v]);
+  const double unit_cost = std::max(1.0, point_cost(nest) * points);
   shape.grain = std::max<int64_t>(1, static_cast<int64_t>(160000.0 / unit_cost));
 
   shape.scratch_offset.assign(buffers.size(), -1);

@@ -25,7 +25,12 @@ struct KernelShape {
   std::vector<bool> crossing;
   int64_t cross_block = 1;  // pointwise: elements of that outer variable in one unit
   int64_t cross_blocks = 1;
-  std::vector<int> unit_vars;  // outer variables that a unit fixes, outermost first (then cross blocks, then blocks)
+  // Short rows: a unit holds many, so that finding its place costs little.
+  int row_var = -1;  // the outer variable whose elements `row_block` at a time are one unit's, if any
+  int64_t row_block = 1;
+  int64_t row_blocks = 1;
+  std::vector<int> inner_vars;  // outer variables that a unit runs through, outermost first
+  std::vector<int> unit_vars;   // and that it fixes, outermost first (then row blocks, cross blocks, blocks)
   int64_t units = 1;
   int64_t grain = 1;
   std::vector<int64_t> scratch_offset;  // per program buffer: bytes into scratch, -1 for others

@@ -204,6 +204,7 @@ void Emitter::emit_unit(Value* unit) {
   };
   Value* block = shape_.lane_var >= 0 ? digit(shape_.blocks) : nullptr;
   cross_unit_ = digit(shape_.cross_blocks);
+  Value* row_unit = digit(shape_.row_blocks);
   const std::vector<int>& vars = shape_.unit_vars;
   for (size_t k = vars.size(); k-- > 0;) {
     const int64_t extent = nest_.extents[vars[k]];
@@ -216,10 +217,16 @@ void Emitter::emit_unit(Value* unit) {
     loop_values_[vars[k]] = last ? rest : b_.CreateURem(rest, b_.getInt64(extent));
     if (!last) rest = b_.CreateUDiv(rest, b_.getInt64(extent));
   }
-  if (shape_.lane_var >= 0)
-    emit_columns(block);
-  else
-    emit_stages();
+  if (shape_.lane_var < 0) return emit_stages();
+  const auto rows = [&] { nested(shape_.inner_vars, 0, [&] { emit_columns(block); }); };
+  if (shape_.row_var < 0) return rows();
+  over_block(
+      row_unit, shape_.row_blocks, shape_.row_block, nest_.extents[shape_.row_var], 1,
+      [&](Value* row) {
+        loop_values_[shape_.row_var] = row;
+        rows();
+      },
+      nullptr);
 }
 
 void Emitter::set_lanes(int var, int width, int parts, Value* base, int64_t valid_lanes) {
@@ -392,6 +399,7 @@ void Emitter::emit_column_stage(const Stage& s, int k) {
 }
 
 void Emitter::emit_body(const Stage& s) {
+  woven_ = woven_stores(s);
   for (ValueId id : s.body) emit_inst(id);
 }
 
@@ -415,6 +423,8 @@ void Emitter::emit_inst(ValueId id) {
     case Opcode::Store:
       if (shape_.crossing[id])
         store_to_tile(id);
+      else if (const auto woven = woven_.find(id); woven != woven_.end())
+        store_woven(woven->second);
       else
         emit_store(i);
       break;

@@ -187,36 +187,6 @@ struct LaneStride {
 };
 }  // namespace
 
-llvm::Value* Emitter::load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask) {
-  const int w = lanes_.width;
-  const DType t = buffers_.at(b).dtype;
-  Type* vector = memory_type_of(t, w);
-  Value* pass = llvm::Constant::getNullValue(vector);
-  Value* out = nullptr;
-  for (int k = 0; k < stride; ++k) {
-    // The last piece ends with the last element that is wanted: what follows may be another's memory.
-    const int first = std::min(k * w, stride * (w - 1) + 1 - w);
-    std::vector<int> wanted(w, w), taken(w);  // wanted: lane -> the mask's, or w (nobody's)
-    for (int l = 0; l < w; ++l) {
-      const int from = l * stride - first;
-      const bool here = from >= 0 && from < w && l * stride >= k * w && l * stride < (k + 1) * w;
-      taken[l] = here ? w + from : l;
-      if (here) wanted[from] = l;
-    }
-    Value* pointer = address(b, b_.CreateAdd(at, b_.getInt64(first)));
-    llvm::Instruction* piece;
-    if (mask) {
-      Value* own = b_.CreateShuffleVector(mask, llvm::Constant::getNullValue(mask->getType()), wanted);
-      piece = b_.CreateMaskedLoad(vector, pointer, llvm::Align(dtype_size(t)), own, pass);
-    } else {
-      piece = b_.CreateAlignedLoad(vector, pointer, llvm::Align(dtype_size(t)));
-    }
-    tag(piece, b);
-    out = b_.CreateShuffleVector(out ? out : pass, piece, taken);
-  }
-  return out;
-}
-
 Emitter::Parts Emitter::emit_load(const Inst& i) {
   const DType t = buffers_.at(i.buffer).dtype;
   const llvm::Align align(dtype_size(t));
@@ -281,9 +251,14 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
       v = splat(s, w);
       out.v.push_back(b_.CreateSelect(condition, v, other));
       continue;
-    } else if (lane.linear && lane.stride >= 2 && lane.stride <= schedule::kMostInterleaved) {
-      Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w * lane.stride));
-      v = load_interleaved(i.buffer, at, static_cast<int>(lane.stride), mask);
+    } else if (const int64_t step = std::abs(lane.stride);
+               lane.linear && step >= 1 && step <= schedule::kMostInterleaved) {
+      // Backwards, the last lane's element is the first in memory.
+      const bool back = lane.stride < 0;
+      const int64_t first = lane.stride * (static_cast<int64_t>(p) * w + (back ? w - 1 : 0));
+      Value* at = b_.CreateAdd(scalar_index(i.index), llvm::ConstantInt::getSigned(b_.getInt64Ty(), first));
+      v = load_interleaved(i.buffer, at, static_cast<int>(step), mask && back ? b_.CreateVectorReverse(mask) : mask);
+      if (back) v = b_.CreateVectorReverse(v);
     } else {
       Value* pointers = address(i.buffer, lane_index(i.index, p));
       auto* gather = b_.CreateMaskedGather(vector, pointers, align, mask ? mask : lane_mask(p, w), pass);
@@ -369,6 +344,16 @@ void Emitter::emit_store(const Inst& i) {
     }
     tag(b_.CreateMaskedScatter(to_memory(v, t), pointers, align, mask), i.buffer);
   }
+}
+
+llvm::Value* Emitter::leading_mask(int64_t count, int width) {
+  std::vector<llvm::Constant*> bits;
+  for (int l = 0; l < width; ++l) bits.push_back(b_.getInt1(l < count));
+  return llvm::ConstantVector::get(bits);
+}
+
+int64_t Emitter::valid_lanes(int p) const {
+  return std::clamp<int64_t>(lanes_.valid - static_cast<int64_t>(p) * lanes_.width, 0, lanes_.width);
 }
 
 void Emitter::emit_indirect(const Inst& i) {

@@ -13,12 +13,6 @@ using loops::Opcode;
 using loops::Stage;
 using loops::ValueId;
 
-llvm::Value* Emitter::leading_mask(int64_t count, int width) {
-  std::vector<llvm::Constant*> bits;
-  for (int l = 0; l < width; ++l) bits.push_back(b_.getInt1(l < count));
-  return llvm::ConstantVector::get(bits);
-}
-
 llvm::Value* Emitter::tile_row(ValueId id, int p, Value* row) {
   const int w = lanes_.width;
   Type* vector = memory_type_of(buffers_.at(nest_.insts[id].buffer).dtype, w);
@@ -85,12 +79,11 @@ void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
           b_.CreateAdd(at, b_.getInt64(static_cast<int64_t>(p) * w * jump)), jump);
     }
   };
-  const auto valid_rows = [&](int p) { return std::clamp<int64_t>(lanes_.valid - static_cast<int64_t>(p) * w, 0, w); };
   for_each_part(Opcode::Load, [&](ValueId id, int p, Type* vector, Value* at, int64_t jump) {
     const Inst& i = nest_.insts[id];
     const llvm::Align align(dtype_size(buffers_.at(i.buffer).dtype));
     std::vector<Value*> rows(w, llvm::Constant::getNullValue(vector));
-    for (int64_t l = 0; l < valid_rows(p); ++l) {
+    for (int64_t l = 0; l < valid_lanes(p); ++l) {
       Value* pointer = address(i.buffer, b_.CreateAdd(at, b_.getInt64(l * jump)));
       auto* row = count < w ? static_cast<llvm::Instruction*>(
                                   b_.CreateMaskedLoad(vector, pointer, align, leading_mask(count, w), rows[l]))
@@ -111,10 +104,10 @@ void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
     const llvm::Align align(dtype_size(buffers_.at(i.buffer).dtype));
     std::vector<Value*> columns;
     for (int k = 0; k < count; ++k) columns.push_back(b_.CreateLoad(vector, tile_row(id, p, b_.getInt64(k))));
-    if (jump == count && count < 4) return store_interleaved(i.buffer, at, columns, valid_rows(p));
+    if (jump == count && count < 4) return store_interleaved(i.buffer, at, columns, valid_lanes(p));
     columns.resize(w, llvm::Constant::getNullValue(vector));
     const std::vector<Value*> rows = transpose(std::move(columns));
-    for (int64_t l = 0; l < valid_rows(p); ++l) {
+    for (int64_t l = 0; l < valid_lanes(p); ++l) {
       Value* pointer = address(i.buffer, b_.CreateAdd(at, b_.getInt64(l * jump)));
       tag(count < w
               ? static_cast<llvm::Instruction*>(b_.CreateMaskedStore(rows[l], pointer, align, leading_mask(count, w)))
@@ -138,29 +131,6 @@ void Emitter::store_to_tile(ValueId id) {
   for (int p = 0; p < lanes_.parts; ++p)
     b_.CreateStore(to_memory(part(env_[i.args[0]], p, lanes_.width), buffers_.at(i.buffer).dtype),
                    tile_row(id, p, row_));
-}
-
-void Emitter::store_interleaved(loops::BufferId b, Value* at, const std::vector<Value*>& columns, int64_t valid) {
-  const int w = lanes_.width, n = static_cast<int>(columns.size());
-  const llvm::Align align(dtype_size(buffers_.at(b).dtype));
-  for (int k = 0; k < n; ++k) {
-    const int64_t left = valid * n - static_cast<int64_t>(k) * w;
-    if (left <= 0) return;
-    Value* out = columns[0];
-    for (int c = 0; c < n; ++c) {
-      std::vector<int> from(w);
-      for (int l = 0; l < w; ++l) {
-        const int element = k * w + l;
-        from[l] = element % n == c ? w + element / n : l;
-        if (c == 0) from[l] = element / n;
-      }
-      out = b_.CreateShuffleVector(out, columns[c], from);
-    }
-    Value* pointer = address(b, b_.CreateAdd(at, b_.getInt64(static_cast<int64_t>(k) * w)));
-    tag(left < w ? static_cast<llvm::Instruction*>(b_.CreateMaskedStore(out, pointer, align, leading_mask(left, w)))
-                 : b_.CreateAlignedStore(out, pointer, align),
-        b);
-  }
 }
 
 }  // namespace kiln::codegen

@@ -99,6 +99,7 @@ class Emitter {
   Value* exp_f32(Value* x);
   Value* tanh_f32(Value* x);
   Value* erf_f32(Value* x);
+  Value* log_f32(Value* x);
   Value* call_vector(const std::string& name, const std::string& suffix, DType t, const std::vector<Value*>& a);
 
   // emit_memory.cpp
@@ -110,6 +111,14 @@ class Emitter {
   /// Elements of `b` at `at`, `at` + `stride`, ..., one a lane; null mask: all lanes.
   Value* load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask);
   void emit_store(const loops::Inst& i);
+  /// Stores of a stage that fill the gaps of each other's steps, in the order of their addresses, under the last of
+  /// them in the body; the others have an empty list.
+  std::unordered_map<loops::ValueId, std::vector<loops::ValueId>> woven_stores(const loops::Stage& s) const;
+  void store_woven(const std::vector<loops::ValueId>& stores);
+  void store_interleaved(loops::BufferId b, Value* at, const std::vector<Value*>& columns, int64_t valid);
+  /// Lanes of a part that the masks let through.
+  int64_t valid_lanes(int part_index) const;
+  Value* leading_mask(int64_t count, int width);
   void emit_indirect(const loops::Inst& i);
   Parts emit_in_range(const loops::Inst& i);
   Parts emit_index_value(const loops::Inst& i);
@@ -125,9 +134,7 @@ class Emitter {
   void store_to_tile(loops::ValueId id);
   /// Element j of vector i of the result is element i of vector j.
   std::vector<Value*> transpose(std::vector<Value*> rows);
-  void store_interleaved(loops::BufferId b, Value* at, const std::vector<Value*>& columns, int64_t valid);
   Value* tile_row(loops::ValueId id, int part_index, Value* row);
-  Value* leading_mask(int64_t count, int width);
 
   // emit_reduce.cpp
   std::vector<Value*> identity(const loops::Inst& i, int width);
@@ -166,8 +173,9 @@ class Emitter {
   std::unordered_map<loops::ValueId, std::vector<Parts>> reduced_;
   std::unordered_map<int, llvm::BasicBlock*> error_blocks_;
   Lanes lanes_;
-  Value* cross_unit_ = nullptr;                       // pointwise kernel in tiles: its block of the crossing variable
-  Value* row_ = nullptr;                              // row of the tile that the body is at
+  Value* cross_unit_ = nullptr;  // pointwise kernel in tiles: its block of the crossing variable
+  Value* row_ = nullptr;         // row of the tile that the body is at
+  std::unordered_map<loops::ValueId, std::vector<loops::ValueId>> woven_;  // of the body that is emitted
   std::unordered_map<loops::ValueId, Value*> tiles_;  // per crossing access: its tile, on the stack
   llvm::Value* stack_slot(Type* t, const char* name);
   /// A place on the stack that holds `c`, a constant, all the time.

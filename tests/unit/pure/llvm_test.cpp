@@ -82,7 +82,8 @@ TEST(Llvm, ScalarOpsEqualInterpreter) {
         }
     }
     const Opcode o = static_cast<Opcode>(op);
-    const bool rounded = o == Opcode::Exp || o == Opcode::Sigmoid || o == Opcode::Tanh || o == Opcode::Erf;
+    const bool rounded =
+        o == Opcode::Exp || o == Opcode::Sigmoid || o == Opcode::Tanh || o == Opcode::Erf || o == Opcode::Log;
     for (int bits : {512, 256}) check_program(p, m, rounded ? 3e-7 : 0, {}, bits);
     if (HasFailure()) return;
   }
@@ -95,10 +96,10 @@ TEST(Llvm, InlineMathIsAccurate) {
     double (*exact)(double);
     double lo, hi, ulps, absolute;
   };
-  const Case cases[] = {{Opcode::Exp, std::exp, -86, 88.5, 1.5, 0},
-                        {Opcode::Exp, std::exp, -104, -86, 0, 3e-45},
-                        {Opcode::Tanh, std::tanh, -12, 12, 3, 0},
-                        {Opcode::Erf, std::erf, -5, 5, 0, 5e-7}};
+  const Case cases[] = {{Opcode::Exp, std::exp, -86, 88.5, 1.5, 0},   {Opcode::Exp, std::exp, -104, -86, 0, 3e-45},
+                        {Opcode::Tanh, std::tanh, -12, 12, 3, 0},     {Opcode::Erf, std::erf, -5, 5, 0, 5e-7},
+                        {Opcode::Log, std::log, 0.25, 4, 1.5, 0},     {Opcode::Log, std::log, 4, 3e38, 1.5, 0},
+                        {Opcode::Log, std::log, 1e-44, 1e-37, 1.5, 0}};
   const int64_t n = 40000;
   for (const Case& c : cases) {
     Program p;
@@ -345,6 +346,70 @@ TEST(Llvm, StridedTransposedAndDividedIndices) {
     fill(m, p.buffers, x, rng);
     check_program(p, m);
   }
+}
+
+// Steps of up to five, forwards and backwards, and stores that fill each other's gaps.
+TEST(Llvm, SmallSteps) {
+  std::mt19937 rng(9);
+  for (const DType t : {DType::Float32, DType::Int64, DType::BFloat16, DType::Bool})
+    for (const int64_t step : {1, 2, 3, 4, 5})
+      for (const int64_t w : {3, 16, 37, 100})
+        for (const int bits : {512, 256}) {
+          const int64_t n = 3;
+          Program p;
+          const BufferId x = p.add_buffer("x", t, n * w * step, BufferKind::Input);
+          const BufferId forth = p.add_buffer("forth", t, n * w, BufferKind::Output);
+          const BufferId back = p.add_buffer("back", t, n * w, BufferKind::Output);
+          const BufferId woven = p.add_buffer("woven", t, n * w * step, BufferKind::Output);
+          p.add_nest(loops::pointwise(
+              p.buffers, "forth", {n, w},
+              [&](loops::Ops& o, loops::Index i) { return o.load(x, (i[0] * Expr(w) + i[1]) * Expr(step)); }, {forth}));
+          p.add_nest(loops::pointwise(p.buffers, "back", {n, w},
+                                      [&](loops::Ops& o, loops::Index i) {
+                                        return o.load(x,
+                                                      i[0] * Expr(w * step) + Expr((w - 1) * step) - i[1] * Expr(step));
+                                      },
+                                      {back}));
+          NestBuilder b(p.buffers, "woven", {n, w});
+          b.stage({});
+          for (int64_t k = step; k-- > 0;) {  // the last first
+            const Expr from = b.outer()[0] * Expr(w) + b.outer()[1] + Expr(k * n * w);
+            b.store(woven, (b.outer()[0] * Expr(w) + b.outer()[1]) * Expr(step) + Expr(k), b.load(x, from));
+          }
+          p.add_nest(b.finish());
+          Memory m(p.buffers);
+          fill(m, p.buffers, x, rng);
+          check_program(p, m, 0, {}, bits);
+          if (HasFailure()) return;
+        }
+}
+
+// Rows shorter than a vector, many to a unit; a last dim of every small size.
+TEST(Llvm, ShortRows) {
+  std::mt19937 rng(10);
+  for (int64_t w = 1; w <= 17; ++w)
+    for (const std::vector<int64_t>& outer : {std::vector<int64_t>{7}, {3000}, {5, 9}, {2, 3, 700}}) {
+      std::vector<int64_t> domain = outer;
+      domain.push_back(w);
+      int64_t rows = 1;
+      for (int64_t e : outer) rows *= e;
+      Program p;
+      const BufferId x = p.add_buffer("x", DType::Float32, rows * (w + 1), BufferKind::Input);
+      const BufferId scale = p.add_buffer("scale", DType::Float32, w, BufferKind::Input);
+      const BufferId y = p.add_buffer("y", DType::Float32, rows * w, BufferKind::Output);
+      p.add_nest(loops::pointwise(p.buffers, "scale", domain,
+                                  [&](loops::Ops& o, loops::Index i) {
+                                    Expr row;
+                                    for (size_t d = 0; d < outer.size(); ++d) row = row * Expr(outer[d]) + i[d];
+                                    return o.Mul(o.load(x, row * Expr(w + 1) + i.back()), o.load(scale, i.back()));
+                                  },
+                                  {y}));
+      Memory m(p.buffers);
+      fill(m, p.buffers, x, rng);
+      fill(m, p.buffers, scale, rng);
+      check_program(p, m, 0, {}, w % 2 ? 512 : 256);
+      if (HasFailure()) return;
+    }
 }
 
 // Transposes of every type, with tails on both sides: of a load, of a store, and of both among others.
