@@ -30,7 +30,9 @@ Value call_loss(Builder& b, const char* op, Value x, Value y, double parameter) 
   return b.raw(op, {x, y, Arg(parameter)}, std::move(m));
 }
 bool smooth_l1(Builder& b, const Node& n, std::vector<Value>& out) {  // (self, target, reduction, beta)
-  if (n.arg(3).to_double() <= 0 || b.sub(n.arg(0), n.arg(1)).meta().dtype != n.results[0].dtype) return false;
+  // ATen rounds every step in float16, none in bfloat16.
+  if (n.arg(3).to_double() <= 0 || n.results[0].dtype == DType::Float16) return false;
+  if (b.sub(n.arg(0), n.arg(1)).meta().dtype != n.results[0].dtype) return false;
   out = {reduce(b, call_loss(b, "kiln::smooth_l1", n.arg(0).value(), n.arg(1).value(), n.arg(3).to_double()),
                 n.arg(2).to_int())};
   return true;
@@ -45,6 +47,7 @@ bool smooth_l1_backward(Builder& b, const Node& n, std::vector<Value>& out) {  /
   return out[0].meta().dtype == n.results[0].dtype;
 }
 bool huber(Builder& b, const Node& n, std::vector<Value>& out) {  // (self, target, reduction, delta)
+  if (dtype_size(n.results[0].dtype) == 2) return false;          // ATen rounds every step
   out = {reduce(b, call_loss(b, "kiln::huber", n.arg(0).value(), n.arg(1).value(), n.arg(3).to_double()),
                 n.arg(2).to_int())};
   return true;

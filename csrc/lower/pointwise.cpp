@@ -66,10 +66,11 @@ bool Operands::make(const Lowering& l, const Node& n, std::initializer_list<int>
   return true;
 }
 
-Val Operands::value(size_t k, Ops& ops, Index p, DType t) const {
+Val Operands::value(size_t k, Ops& ops, Index p, DType promoted, DType compute) const {
   const One& o = list_[k];
-  if (!o.is_tensor) return number(ops, o.number, t);
-  return cast_to(ops, o.tensor.load(ops, broadcast_index(o.tensor.sizes, p)), t);
+  const Val v = o.is_tensor ? o.tensor.load(ops, broadcast_index(o.tensor.sizes, p)) : number(ops, o.number, compute);
+  if (promoted == compute || v.dtype == promoted) return cast_to(ops, v, compute);
+  return cast_to(ops, cast_to(ops, v, promoted), compute);
 }
 
 std::vector<Tensor> Operands::tensors() const {
@@ -84,18 +85,21 @@ namespace {
 Val c(Ops& o, Val like, double v) { return o.constant(like.dtype, v); }
 Val zero(Ops& o, Val like) { return c(o, like, 0); }
 
+// In the node's dtype, and back.
+Val rounded(Ops& o, const Node& n, Val v) { return cast_to(o, cast_to(o, v, n.results[0].dtype), v.dtype); }
+
 // alpha * b, without the product where it is one.
-Val scaled(Ops& o, const Node& n, size_t i, Val b) {
+Val times(Ops& o, const Node& n, size_t i, Val b) {
   if (i >= n.args.size() || (n.arg(i).is_number() && n.arg(i).to_double() == 1)) return b;
-  return o.Mul(b, number(o, n.arg(i), b.dtype));
+  return o.Mul(b, rounded(o, n, number(o, n.arg(i), b.dtype)));
 }
 
 Val add(Ops& o, const Node& n, Val a, Val b) {
   if (a.dtype == DType::Bool) return o.Or(a, b);
-  return o.Add(a, scaled(o, n, 2, b));
+  return o.Add(a, times(o, n, 2, b));
 }
-Val sub(Ops& o, const Node& n, Val a, Val b) { return o.Sub(a, scaled(o, n, 2, b)); }
-Val rsub(Ops& o, const Node& n, Val a, Val b) { return o.Sub(b, scaled(o, n, 2, a)); }
+Val sub(Ops& o, const Node& n, Val a, Val b) { return o.Sub(a, times(o, n, 2, b)); }
+Val rsub(Ops& o, const Node& n, Val a, Val b) { return o.Sub(b, times(o, n, 2, a)); }
 Val mul(Ops& o, const Node&, Val a, Val b) { return a.dtype == DType::Bool ? o.And(a, b) : o.Mul(a, b); }
 Val maximum(Ops& o, const Node&, Val a, Val b) { return a.dtype == DType::Bool ? o.Or(a, b) : o.Maximum(a, b); }
 Val minimum(Ops& o, const Node&, Val a, Val b) { return a.dtype == DType::Bool ? o.And(a, b) : o.Minimum(a, b); }
@@ -119,13 +123,17 @@ Val minimum(Ops& o, const Node&, Val a, Val b) { return a.dtype == DType::Bool ?
 // Division of integers truncates or floors; ATen's true division of them was promoted to float before.
 bool div_mode(Lowering& l, const Node& n) {
   const Arg& mode = n.arg(2);
-  if (mode.is_none()) return binary<F2(o.Div(a, b))>(l, n);
+  if (mode.is_none()) return scaled<F2(o.Div(a, b))>(l, n);
   const DType t = n.results[0].dtype;
   // Division by an integer zero raises; kernels do, too, but only where the divisor is known to be a number is it
   // cheap.
   if (t == DType::Bool || t != compute_type(t)) return false;
   if (mode.as<std::string>() == "floor") return binary<F2(o.FloorDiv(a, b))>(l, n);
   return binary<F2(is_floating(a.dtype) ? o.Trunc(o.Div(a, b)) : o.TruncDiv(a, b))>(l, n);
+}
+
+bool floor_divide(Lowering& l, const Node& n) {
+  return n.results[0].dtype != DType::Bool && scaled<F2(o.FloorDiv(a, b)), 6>(l, n);
 }
 
 // A single element is no whole vector: ATen computes it by the C library's pow, as Python does its floats.
@@ -141,7 +149,10 @@ bool pow_scalar(Lowering& l, const Node& n) {
   const Arg& e = n.arg(1);
   if (!e.is_number()) return false;
   const double v = e.to_double();
-  if (is_floating(n.results[0].dtype)) {
+  const DType t = n.results[0].dtype;
+  if (t == DType::BFloat16 && v == 3) return unary<F1(o.Mul(rounded(o, n, o.Mul(a, a)), a))>(l, n);
+  if (t == DType::BFloat16 && v == -2) return unary<F1(o.Reciprocal(rounded(o, n, o.Mul(a, a)))), 5>(l, n);
+  if (is_floating(t)) {
     if (v == 2) return unary<F1(o.Mul(a, a))>(l, n);
     if (v == 3) return unary<F1(o.Mul(o.Mul(a, a), a))>(l, n);
     if (v == 0.5) return unary<F1(o.Sqrt(a)), 4>(l, n);
@@ -303,8 +314,8 @@ Val mish_backward(Ops& o, const Node&, Val g, Val x) {
 }
 Val tanh_backward(Ops& o, const Node&, Val g, Val y) { return o.Mul(g, o.Sub(c(o, y, 1), o.Mul(y, y))); }
 Val sigmoid_backward(Ops& o, const Node&, Val g, Val y) { return o.Mul(o.Mul(g, o.Sub(c(o, y, 1), y)), y); }
-Val xlogy(Ops& o, const Node&, Val a, Val b) {
-  const Val product = o.Mul(a, o.Log(b));
+Val xlogy(Ops& o, const Node& n, Val a, Val b) {
+  const Val product = o.Mul(a, rounded(o, n, o.Log(b)));
   return o.where(o.Ne(b, b), b, o.where(o.Eq(a, zero(o, a)), zero(o, a), product));
 }
 Val softshrink(Ops& o, const Node& n, Val x) {
@@ -416,14 +427,14 @@ const RuleRow kRows[] = {
     {"aten::sub.Scalar", binary<sub>},
     {"aten::rsub.Tensor", binary<rsub>},
     {"aten::rsub.Scalar", binary<rsub>},
-    {"aten::mul.Tensor", either<mul>},
-    {"aten::mul.Scalar", either<mul>},
-    {"aten::div.Tensor", binary<F2(o.Div(a, b)), 4>},
-    {"aten::div.Scalar", binary<F2(o.Div(a, b)), 4>},
+    {"aten::mul.Tensor", scaled<mul>},
+    {"aten::mul.Scalar", scaled<mul>},
+    {"aten::div.Tensor", scaled<F2(o.Div(a, b)), 4>},
+    {"aten::div.Scalar", scaled<F2(o.Div(a, b)), 4>},
     {"aten::div.Tensor_mode", div_mode},
     {"aten::div.Scalar_mode", div_mode},
-    {"aten::floor_divide", binary<F2(o.FloorDiv(a, b)), 6>},
-    {"aten::floor_divide.Scalar", binary<F2(o.FloorDiv(a, b)), 6>},
+    {"aten::floor_divide", floor_divide},
+    {"aten::floor_divide.Scalar", floor_divide},
     {"aten::remainder.Tensor", binary<F2(o.Remainder(a, b)), 6>},
     {"aten::remainder.Scalar", binary<F2(o.Remainder(a, b)), 6>},
     {"aten::fmod.Tensor", binary<F2(o.Fmod(a, b)), 6>},
@@ -548,7 +559,7 @@ const RuleRow kRows[] = {
     {"aten::log_sigmoid_backward", binary<log_sigmoid_backward, 24>},
     {"aten::threshold", unary<threshold>},
     {"aten::threshold_backward", binary<threshold_backward>},
-    {"aten::lerp.Scalar", &pointwise_rule<F3(lerp(o, a, b, d)), In::Result, false, 6, 0, 1, 2>},
+    {"aten::lerp.Scalar", binary<F2(lerp(o, a, b, number(o, n.arg(2), a.dtype))), 6>},
     {"aten::lerp.Tensor", &pointwise_rule<F3(lerp(o, a, b, d)), In::Result, false, 6, 0, 1, 2>},
     {"aten::addcmul", &pointwise_rule<addcmul, In::Result, false, 3, 0, 1, 2>},
     {"aten::addcdiv", &pointwise_rule<addcdiv, In::Result, false, 6, 0, 1, 2>},
