@@ -34,6 +34,8 @@ struct Output {
   /// Requires gradients and has no history: made inside the program by a factory with requires_grad=True, or a view
   /// that was made without gradients.
   bool leaf = false;
+  /// A leaf that autograd knows of as no view (detach().requires_grad_()).
+  bool detached = false;
   /// How a view was made: autograd refuses writes to one of several results of an operator (unbind, split), and with
   /// gradients to what was made without.
   torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;

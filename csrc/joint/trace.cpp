@@ -306,6 +306,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
     }
     if (t.requires_grad() && out.kind != Output::Kind::Input && out.kind != Output::Kind::Same)
       out.leaf = !has_history(t, out);
+    out.detached = out.leaf && !t.is_view();
     out.creation = creation_of(t);
     joint_.outputs.push_back(std::move(out));
   }
