@@ -86,14 +86,18 @@ bool index_tensor(Lowering& l, const Node& n) {
 
 // A nest that stores `value(point)` at `place(point)` of a copy of self. Points that differ in a dim for which
 // `apart(dim)` holds never meet in one place: those are the outer, parallel loops. The others run in order inside, so
-// that sums are formed, and the last write wins, as in eager.
+// that sums are formed, and the last write wins, as in eager. With `wide`, sums of half types are formed in float32.
 bool scatter_into(Lowering& l, const Node& n, const Tensor& self, const Sizes& ranges, loops::StoreMode mode,
                   const std::function<bool(size_t dim)>& apart,
                   const std::function<std::vector<Expr>(Ops&, Index)>& place,
                   const std::function<Val(Ops&, Index)>& value,
-                  const std::function<std::optional<Val>(Ops&, Index)>& condition = nullptr) {
-  const Tensor to = l.new_buffer(n);
-  l.store(self, to, l.name_of(n) + "_base");
+                  const std::function<std::optional<Val>(Ops&, Index)>& condition = nullptr, bool wide = false) {
+  const auto cast = [&](const Tensor& t, DType dtype) {
+    return l.lazy(dtype, t.sizes, [t, dtype](Ops& o, Index p) { return cast_to(o, t.load(o, p), dtype); }, {t}, 1);
+  };
+  const DType sums = wide ? compute_type(self.dtype) : self.dtype;
+  const Tensor to = sums == self.dtype ? l.new_buffer(n) : l.new_temp(l.name_of(n) + "_sums", sums, self.sizes);
+  l.store(sums == self.dtype ? self : cast(self, sums), to, l.name_of(n) + "_base");
   bool empty = false;
   for (int64_t s : ranges) empty |= s == 0;
   if (!empty) {
@@ -113,7 +117,7 @@ bool scatter_into(Lowering& l, const Node& n, const Tensor& self, const Sizes& r
       b.store(to.buffer, at, v, mode);
     l.add_nest(b.finish());
   }
-  l.set(n, to);
+  l.set(n, sums == self.dtype ? to : cast(to, self.dtype));
   return true;
 }
 
@@ -240,7 +244,8 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
         at[dim] = o.indirect(index.load(o, p), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
         return at;
       },
-      [&](Ops& o, Index p) { return src ? src->load(o, p) : o.constant(self.dtype, n.arg(3).to_double()); });
+      [&](Ops& o, Index p) { return src ? src->load(o, p) : o.constant(self.dtype, n.arg(3).to_double()); }, nullptr,
+      /*wide=*/Mode == loops::StoreMode::Add);
 }
 
 bool index_add(Lowering& l, const Node& n) {  // (self, dim, index, source, alpha)

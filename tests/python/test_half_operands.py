@@ -76,3 +76,19 @@ def test_losses_that_round_every_step(dtype):
         except RuntimeError:
             continue  # eager has no such kernel
         assert torch.equal(kiln.compile(f)(x), expected)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("expanded", [False, True])
+def test_sums_at_indices(dtype, expanded):
+    """scatter_add forms sums of half types in float32; index_add and index_put round each time."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 256, 16).to(dtype)
+    index = torch.randint(0, 5, (1, 256, 1)).expand(x.shape) if expanded else torch.randint(0, 5, x.shape)
+    line = torch.randint(0, 5, (256,))
+    for f in (
+        lambda x: torch.ones_like(x).scatter_add(1, index, x),
+        lambda x: torch.ones_like(x).index_add(1, line, x),
+        lambda x: torch.ones_like(x)[0].index_put((line,), x[0], accumulate=True),
+    ):
+        assert torch.equal(kiln.compile(f)(x), f(x))
