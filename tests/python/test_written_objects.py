@@ -387,3 +387,32 @@ def test_the_defaults_of_an_inner_function():
     compiled = kiln.compile(f)
     for n in (1, 2, 2.5, 3.5, 1):
         assert_same(f(X, n), compiled(X, n))
+
+
+GLOBAL_BOX = None
+
+
+def test_removes_what_it_has_set():
+    """The object has no such attribute when the writes are replayed; one call later it has."""
+
+    def f(x, o):
+        global GLOBAL_BOX
+        o.t = x * 2
+        y = o.t + 1
+        del o.t
+        GLOBAL_BOX = y
+        del GLOBAL_BOX
+        return y, hasattr(o, "t")
+
+    compiled = kiln.compile(f)
+    for before in ({}, {}, {"t": 1}, {}):
+        o = Box()
+        o.__dict__.update(before)
+        globals()["GLOBAL_BOX"] = None
+        y, there = compiled(X, o)
+        torch.testing.assert_close(y, X * 2 + 1)
+        assert not there and vars(o) == {"v": 1} and "GLOBAL_BOX" not in globals()
+        globals().pop("GLOBAL_BOX", None)
+        assert torch.equal(compiled(X, o)[0], y) and "GLOBAL_BOX" not in globals()
+    with pytest.raises(AttributeError):
+        kiln.compile(lambda x, o: delattr(o, "missing"))(X, Box())

@@ -604,7 +604,7 @@ void Leaver::side_effects() {
     for (auto& [name, value] : overlay.entries) {
       if (value)
         add(SideEffect::Kind::StoreGlobal, constant(dict), name.get(), recipe(value.get()));
-      else if (PyDict_Contains(dict, name.get()) == 1)
+      else
         add(SideEffect::Kind::DeleteGlobal, constant(dict), name.get(), nullptr);
     }
   for (const py::Ref& c : m.cells_order) {

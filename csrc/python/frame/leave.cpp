@@ -230,9 +230,13 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
   switch (e.kind) {
     case SideEffect::Kind::SetAttr:
     case SideEffect::Kind::DelAttr: {
-      if (e.kind == SideEffect::Kind::DelAttr) value = nullptr;
-      must(PyType_Check(target) ? PyType_Type.tp_setattro(target, key, value)
-                                : PyObject_GenericSetAttr(target, key, value));
+      const bool removes = e.kind == SideEffect::Kind::DelAttr;
+      if (removes) value = nullptr;
+      const int done = PyType_Check(target) ? PyType_Type.tp_setattro(target, key, value)
+                                            : PyObject_GenericSetAttr(target, key, value);
+      // One that the program set before it removed it may not be there: guards say so of the others.
+      if (removes && done < 0 && PyErr_ExceptionMatches(PyExc_AttributeError)) return PyErr_Clear();
+      must(done);
       return;
     }
     case SideEffect::Kind::SetItem:
@@ -246,8 +250,11 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
     case SideEffect::Kind::StoreGlobal:
       must(PyDict_SetItem(target, key, value));
       return;
-    case SideEffect::Kind::DelItem:
     case SideEffect::Kind::DeleteGlobal:
+      if (PyDict_DelItem(target, key) < 0 && PyErr_ExceptionMatches(PyExc_KeyError)) return PyErr_Clear();  // as above
+      must(PyErr_Occurred() ? -1 : 0);
+      return;
+    case SideEffect::Kind::DelItem:
       must(PyODict_Check(target) ? PyODict_DelItem(target, key) : PyDict_DelItem(target, key));
       return;
     case SideEffect::Kind::ReplaceList:
