@@ -14,6 +14,19 @@ namespace {
 /// What a row of so many elements is worth, by element: one of two or three (a pooling window's) leaves the lanes
 /// empty.
 double filled(int64_t extent) { return extent < 4 ? static_cast<double>(extent * extent) / 16 : 1; }
+
+/// Up to how many elements a row is better held by one lane, in tiles, than spread over the lanes: those of one vector
+/// cost as much as the sums across it, and a logarithm or the like once a row as much as a few vectors.
+int64_t short_row(const Nest& n) {
+  for (const Stage& s : n.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = n.insts[id];
+      if (!loops::is_math(i.op)) continue;
+      const Opcode of = n.insts[i.args[0]].op;
+      if (s.vars.empty() || of == Opcode::Reduce || of == Opcode::Project) return 128;
+    }
+  return 15;
+}
 }  // namespace
 
 bool prefer_columns(const Nest& n) {
@@ -24,6 +37,7 @@ bool prefer_columns(const Nest& n) {
   // Count accesses that are contiguous one way or the other, weighed by how often they run; loads in small steps count
   // less.
   double columns = 0, rows = 0;
+  const int64_t few = n.extents[n.outer.back()] >= 16 ? short_row(n) : 0;
   for (const Stage& s : n.stages) {
     // Sums at places that data tells: along a row they are made one by one.
     const bool scattered = std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) {
@@ -44,6 +58,8 @@ bool prefer_columns(const Nest& n) {
         continue;
       if (scanned)
         columns += weight / 2 * filled(n.extents[n.outer.back()]);  // turned in tiles
+      else if (!scattered && n.extents[s.vars.back()] <= few)
+        columns += weight / 2, rows += weight / 4 * filled(n.extents[s.vars.back()]);
       else if (!scattered)
         rows += (stride == 1 ? weight : weight / 2) * filled(n.extents[s.vars.back()]);
     }

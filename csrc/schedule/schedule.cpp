@@ -59,7 +59,11 @@ Plan make_plan(const loops::Program& program, const Options& options) {
     }
     k.nest = std::move(nest);
     k.args = kernel_args(k.nest, plan.buffers);
-    k.vectorize_outer = prefer_columns(k.nest);
+    // A scratch row holds one row: it was made for lanes that run along it.
+    const bool keeps_row = std::any_of(k.nest.insts.begin(), k.nest.insts.end(), [&](const Inst& i) {
+      return i.buffer >= 0 && plan.buffers[i.buffer].kind == loops::BufferKind::Scratch;
+    });
+    k.vectorize_outer = !keeps_row && prefer_columns(k.nest);
     plan.steps.push_back({true, static_cast<int>(plan.kernels.size())});
     plan.kernels.push_back(std::move(k));
   };

@@ -327,6 +327,34 @@ def test_running_sums_are_as_exact_as_in_eager(shape, dim):
         assert torch.equal(kiln.compile(f)(x), f(x))
 
 
+@pytest.mark.parametrize(
+    "shifts, dims", [(1, 3), (2, 1), ((4, 3), (2, 3)), ((0, 1), (2, 3)), (5, 2), (3, None), (-1, 3)]
+)
+def test_rolls(shifts, dims):
+    x = torch.randn(2, 3, 5, 21)
+    for y in (x, x.contiguous(memory_format=torch.channels_last), x[:, :, 1:], x.transpose(2, 3), x[..., ::2]):
+        check(lambda y: (y.roll(shifts, dims), (y * 2).roll(shifts, dims) + 1), y)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4, 7, 8, 15, 16, 31, 64, 128])
+@pytest.mark.parametrize("rows", [(3,), (16,), (131,), (5, 10), (2, 3, 7)])
+def test_short_rows(rows, columns):
+    """A row is held by one lane, or spread over the lanes."""
+    x = torch.randn(*rows, columns)
+    check(
+        lambda x: (
+            x.softmax(-1),
+            x.log_softmax(-1),
+            x.argmax(-1),
+            x.sum(-1),
+            x.logsumexp(-1),
+            F.layer_norm(x, (columns,)),
+        ),
+        x,
+    )
+    check(lambda x: x.log_softmax(-1).transpose(0, -1).contiguous(), x.requires_grad_())
+
+
 @pytest.mark.parametrize("layout", ["rows", "turned", "every second", "expanded", "part"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_transposes(dtype, layout):

@@ -269,9 +269,17 @@ Metas flip(const OpInfo&, Args args) {
   return one(like(t));
 }
 
+// ATen puts two parts together, dim after dim, which keeps channels-last; where nothing moves it makes a contiguous
+// copy.
 Metas roll(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
-  return one(contiguous(t, t.sizes));
+  const Ints shifts = args[1].to_ints(), dims = ints_or(args, 2, {});
+  MemoryFormat format = dims.empty() ? MemoryFormat::Contiguous : suggest_format(t);
+  for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
+    const int64_t size = t.sizes[static_cast<size_t>(wrap_dim(dims[i], t.dim()))];
+    if (size == 0 || shifts[i] % size == 0) format = MemoryFormat::Contiguous;
+  }
+  return one(formatted(t, t.sizes, format));
 }
 
 Metas repeat(const OpInfo&, Args args) {
