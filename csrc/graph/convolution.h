@@ -20,9 +20,19 @@ inline bool is_float_convolution(const Node& n, int64_t rank) {
   }
   return true;
 }
+/// None of its operands is empty.
+inline bool has_elements(const Node& n) {
+  for (size_t i = 0; i < operands(n); ++i)
+    if (n.arg(i).value().meta().numel() == 0) return false;
+  return true;
+}
 /// Where a convolution's settings are among its arguments: stride, padding, dilation, transposed, output_padding,
 /// groups.
 inline size_t first_setting(const Node& n) { return operands(n) + 1; }
+/// A setting's value for one of the spatial dims; one number may stand for all.
+inline int64_t setting_of(const std::vector<int64_t>& setting, size_t dim) {
+  return setting.size() == 1 ? setting[0] : setting[dim];
+}
 inline bool is_transposed(const Node& n) { return n.arg(first_setting(n) + 3).to_bool(); }
 inline int64_t groups_of(const Node& n) { return n.arg(first_setting(n) + 5).to_int(); }
 

@@ -69,7 +69,6 @@ bool Operands::make(const Lowering& l, const Node& n, std::initializer_list<int>
 Val Operands::value(size_t k, Ops& ops, Index p, DType promoted, DType compute) const {
   const One& o = list_[k];
   const Val v = o.is_tensor ? o.tensor.load(ops, broadcast_index(o.tensor.sizes, p)) : number(ops, o.number, compute);
-  if (promoted == compute || v.dtype == promoted) return cast_to(ops, v, compute);
   return cast_to(ops, cast_to(ops, v, promoted), compute);
 }
 

@@ -209,7 +209,6 @@ bool diagonal(Lowering& l, const Node& n) {
   return true;
 }
 
-// as_strided speaks of the base's storage: only for bases that lie in memory as eager's do.
 bool unfold(Lowering& l, const Node& n) {  // (self, dim, size, step)
   const Tensor t = l.get(n.arg(0));
   if (t.dim() == 0) return false;
@@ -230,6 +229,7 @@ bool unfold(Lowering& l, const Node& n) {  // (self, dim, size, step)
   return true;
 }
 
+// as_strided speaks of the base's storage: only for bases that lie in memory as eager's do.
 bool as_strided(Lowering& l, const Node& n) {
   const Tensor t = l.get(n.arg(0));
   const TensorMeta& base = n.arg(0).value().meta();

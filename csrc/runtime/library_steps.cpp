@@ -195,10 +195,21 @@ std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, co
   const TensorMeta &x = graph::is_transposed(n) ? output : input, &y = graph::is_transposed(n) ? input : output;
   const auto stride = n.arg(at).to_ints(), pad = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
   if (graph::groups_of(n) != 1 || x.dim() != 4) return std::nullopt;
-  const auto get = [](const std::vector<int64_t>& v, size_t i) { return v.size() == 1 ? v[0] : v[i]; };
-  return conv::Shape{x.sizes[0],     x.sizes[1],  x.sizes[2],  x.sizes[3],       w.sizes[0],
-                     w.sizes[2],     w.sizes[3],  y.sizes[2],  y.sizes[3],       get(stride, 0),
-                     get(stride, 1), get(pad, 0), get(pad, 1), get(dilation, 0), get(dilation, 1)};
+  return conv::Shape{x.sizes[0],
+                     x.sizes[1],
+                     x.sizes[2],
+                     x.sizes[3],
+                     w.sizes[0],
+                     w.sizes[2],
+                     w.sizes[3],
+                     y.sizes[2],
+                     y.sizes[3],
+                     graph::setting_of(stride, 0),
+                     graph::setting_of(stride, 1),
+                     graph::setting_of(pad, 0),
+                     graph::setting_of(pad, 1),
+                     graph::setting_of(dilation, 0),
+                     graph::setting_of(dilation, 1)};
 }
 
 bool serves_convolution(const Node& n, const TensorMeta& x, const TensorMeta& w, const TensorMeta& y) {

@@ -27,8 +27,6 @@ def state(t):
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_results(maker, needs_grad):
-    if needs_grad and maker in ("view", "part"):
-        pytest.skip("these have a history then")
     make = MAKERS[maker]
 
     def after_a_break(x):

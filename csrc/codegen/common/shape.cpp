@@ -196,7 +196,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     if (width >= 4 && kernel.segments.empty())
       for (size_t k = 0; k < nest.stages.size(); ++k) {
         const Stage& s = nest.stages[k];
-        const bool pointwise = nest.stages.size() == 1 && s.vars.empty();
+        const bool pointwise = schedule::is_pointwise(nest);
         if (s.vars.empty() && !pointwise) continue;
         const std::vector<int> candidates = pointwise ? shape.unit_vars : std::vector<int>{s.vars.back()};
         shape.stage_cross[k] = mark_crossing(nest, s, shape.lane_var, candidates, shape.crossing);
@@ -225,7 +225,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     // Small units fit to whatever block of rows is finished.
     if (kernel.streamed >= 0) shape.block = std::min(shape.block, std::max(step, 2048 / step * step));
     if (shape.block >= extent) shape.block = extent;
-    shape.blocks = shape.block > 0 ? (extent + shape.block - 1) / shape.block : 0;
+    shape.blocks = shape.block > 0 ? ceil_div(extent, shape.block) : 0;
     if (shape.blocks == 1 && shape.cross_blocks == 1 && kernel.streamed < 0 && kernel.segments.empty())
       gather_rows(shape, nest, static_cast<int64_t>(lanes) / shape.block);
   } else {
@@ -249,7 +249,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     int64_t units = 0;
     for (int64_t extent : kernel.segments) {
       shape.args.push_back(units);
-      units += (extent + shape.block - 1) / shape.block;
+      units += ceil_div(extent, shape.block);
     }
     shape.args.push_back(units);
     shape.args.insert(shape.args.end(), kernel.segments.begin(), kernel.segments.end());

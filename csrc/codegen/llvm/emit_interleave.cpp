@@ -12,9 +12,7 @@ using loops::ValueId;
 
 llvm::Value* Emitter::load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask) {
   const int w = lanes_.width;
-  const DType t = buffers_.at(b).dtype;
-  Type* vector = memory_type_of(t, w);
-  Value* pass = llvm::Constant::getNullValue(vector);
+  Value* pass = llvm::Constant::getNullValue(memory_type_of(buffers_.at(b).dtype, w));
   Value* out = nullptr;
   for (int k = 0; k < stride; ++k) {
     // The last piece ends with the last element that is wanted: what follows may be another's memory.
@@ -26,15 +24,8 @@ llvm::Value* Emitter::load_interleaved(loops::BufferId b, Value* at, int stride,
       taken[l] = here ? w + from : l;
       if (here) wanted[from] = l;
     }
-    Value* pointer = address(b, b_.CreateAdd(at, b_.getInt64(first)));
-    llvm::Instruction* piece;
-    if (mask) {
-      Value* own = b_.CreateShuffleVector(mask, llvm::Constant::getNullValue(mask->getType()), wanted);
-      piece = b_.CreateMaskedLoad(vector, pointer, llvm::Align(dtype_size(t)), own, pass);
-    } else {
-      piece = b_.CreateAlignedLoad(vector, pointer, llvm::Align(dtype_size(t)));
-    }
-    tag(piece, b);
+    Value* own = mask ? b_.CreateShuffleVector(mask, llvm::Constant::getNullValue(mask->getType()), wanted) : nullptr;
+    Value* piece = load_vector(b, b_.CreateAdd(at, b_.getInt64(first)), own);
     out = b_.CreateShuffleVector(out ? out : pass, piece, taken);
   }
   return out;
@@ -42,7 +33,6 @@ llvm::Value* Emitter::load_interleaved(loops::BufferId b, Value* at, int stride,
 
 void Emitter::store_interleaved(loops::BufferId b, Value* at, const std::vector<Value*>& columns, int64_t valid) {
   const int w = lanes_.width, n = static_cast<int>(columns.size());
-  const llvm::Align align(dtype_size(buffers_.at(b).dtype));
   for (int k = 0; k < n; ++k) {
     const int64_t left = valid * n - static_cast<int64_t>(k) * w;
     if (left <= 0) return;
@@ -56,10 +46,8 @@ void Emitter::store_interleaved(loops::BufferId b, Value* at, const std::vector<
       }
       out = b_.CreateShuffleVector(out, columns[c], from);
     }
-    Value* pointer = address(b, b_.CreateAdd(at, b_.getInt64(static_cast<int64_t>(k) * w)));
-    tag(left < w ? static_cast<llvm::Instruction*>(b_.CreateMaskedStore(out, pointer, align, leading_mask(left, w)))
-                 : b_.CreateAlignedStore(out, pointer, align),
-        b);
+    store_vector(b, b_.CreateAdd(at, b_.getInt64(static_cast<int64_t>(k) * w)), out,
+                 left < w ? leading_mask(left, w) : nullptr);
   }
 }
 

@@ -239,9 +239,7 @@ void Emitter::set_lanes(int var, int width, int parts, Value* base, int64_t vali
   for (int p = 0; p < parts; ++p) {
     const int64_t valid = valid_lanes - static_cast<int64_t>(p) * width;
     if (valid >= width) continue;
-    std::vector<llvm::Constant*> bits;
-    for (int l = 0; l < width; ++l) bits.push_back(b_.getInt1(l < valid));
-    lanes_.masks[p] = width == 1 ? static_cast<Value*>(bits[0]) : llvm::ConstantVector::get(bits);
+    lanes_.masks[p] = width == 1 ? b_.getInt1(valid > 0) : leading_mask(valid, width);
   }
 }
 

@@ -187,6 +187,30 @@ struct LaneStride {
 };
 }  // namespace
 
+llvm::Value* Emitter::load_vector(loops::BufferId b, Value* at, Value* mask) {
+  const llvm::Align align(dtype_size(buffers_.at(b).dtype));
+  Type* vector = memory_type_of(buffers_.at(b).dtype, lanes_.width);
+  Value* pointer = address(b, at);
+  llvm::Instruction* load;
+  if (mask)
+    load = b_.CreateMaskedLoad(vector, pointer, align, mask, llvm::Constant::getNullValue(vector));
+  else
+    load = b_.CreateAlignedLoad(vector, pointer, align);
+  tag(load, b);
+  return load;
+}
+
+void Emitter::store_vector(loops::BufferId b, Value* at, Value* v, Value* mask) {
+  const llvm::Align align(dtype_size(buffers_.at(b).dtype));
+  Value* pointer = address(b, at);
+  llvm::Instruction* store;
+  if (mask)
+    store = b_.CreateMaskedStore(v, pointer, align, mask);
+  else
+    store = b_.CreateAlignedStore(v, pointer, align);
+  tag(store, b);
+}
+
 Emitter::Parts Emitter::emit_load(const Inst& i) {
   const DType t = buffers_.at(i.buffer).dtype;
   const llvm::Align align(dtype_size(t));
@@ -238,12 +262,7 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
     if (lane.linear && lane.stride == 1) {
       // scalar_index takes the vector variable as its first lane's value.
       Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w));
-      Value* pointer = address(i.buffer, at);
-      llvm::Instruction* load =
-          mask ? static_cast<llvm::Instruction*>(b_.CreateMaskedLoad(vector, pointer, align, mask, pass))
-               : b_.CreateAlignedLoad(vector, pointer, align);
-      tag(load, i.buffer);
-      v = load;
+      v = load_vector(i.buffer, at, mask);
     } else if (lane.linear && lane.stride == 0) {
       // One address under a mask that differs from lane to lane.
       Value* any = b_.CreateOrReduce(mask);
@@ -321,18 +340,8 @@ void Emitter::emit_store(const Inst& i) {
     Value* pass = llvm::Constant::getNullValue(vector);
     if (lane.linear && lane.stride == 1) {
       Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w));
-      Value* pointer = address(i.buffer, at);
-      if (add) {
-        llvm::Instruction* old =
-            mask ? static_cast<llvm::Instruction*>(b_.CreateMaskedLoad(vector, pointer, align, mask, pass))
-                 : b_.CreateAlignedLoad(vector, pointer, align);
-        tag(old, i.buffer);
-        v = sum(from_memory(old, t), v);
-      }
-      Value* m = to_memory(v, t);
-      tag(mask ? static_cast<llvm::Instruction*>(b_.CreateMaskedStore(m, pointer, align, mask))
-               : b_.CreateAlignedStore(m, pointer, align),
-          i.buffer);
+      if (add) v = sum(from_memory(load_vector(i.buffer, at, mask), t), v);
+      store_vector(i.buffer, at, to_memory(v, t), mask);
       continue;
     }
     Value* pointers = address(i.buffer, lane_index(i.index, p));

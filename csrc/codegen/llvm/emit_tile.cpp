@@ -79,18 +79,11 @@ void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
           b_.CreateAdd(at, b_.getInt64(static_cast<int64_t>(p) * w * jump)), jump);
     }
   };
+  Value* const run = count < w ? leading_mask(count, w) : nullptr;  // what of a row lies in the tile
   for_each_part(Opcode::Load, [&](ValueId id, int p, Type* vector, Value* at, int64_t jump) {
-    const Inst& i = nest_.insts[id];
-    const llvm::Align align(dtype_size(buffers_.at(i.buffer).dtype));
     std::vector<Value*> rows(w, llvm::Constant::getNullValue(vector));
-    for (int64_t l = 0; l < valid_lanes(p); ++l) {
-      Value* pointer = address(i.buffer, b_.CreateAdd(at, b_.getInt64(l * jump)));
-      auto* row = count < w ? static_cast<llvm::Instruction*>(
-                                  b_.CreateMaskedLoad(vector, pointer, align, leading_mask(count, w), rows[l]))
-                            : b_.CreateAlignedLoad(vector, pointer, align);
-      tag(row, i.buffer);
-      rows[l] = row;
-    }
+    for (int64_t l = 0; l < valid_lanes(p); ++l)
+      rows[l] = load_vector(nest_.insts[id].buffer, b_.CreateAdd(at, b_.getInt64(l * jump)), run);
     const std::vector<Value*> columns = transpose(std::move(rows));
     for (int k = 0; k < count; ++k) b_.CreateStore(columns[k], tile_row(id, p, b_.getInt64(k)));
   });
@@ -100,20 +93,14 @@ void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
     emit_body(s);
   });
   for_each_part(Opcode::Store, [&](ValueId id, int p, Type* vector, Value* at, int64_t jump) {
-    const Inst& i = nest_.insts[id];
-    const llvm::Align align(dtype_size(buffers_.at(i.buffer).dtype));
+    const loops::BufferId buffer = nest_.insts[id].buffer;
     std::vector<Value*> columns;
     for (int k = 0; k < count; ++k) columns.push_back(b_.CreateLoad(vector, tile_row(id, p, b_.getInt64(k))));
-    if (jump == count && count < 4) return store_interleaved(i.buffer, at, columns, valid_lanes(p));
+    if (jump == count && count < 4) return store_interleaved(buffer, at, columns, valid_lanes(p));
     columns.resize(w, llvm::Constant::getNullValue(vector));
     const std::vector<Value*> rows = transpose(std::move(columns));
-    for (int64_t l = 0; l < valid_lanes(p); ++l) {
-      Value* pointer = address(i.buffer, b_.CreateAdd(at, b_.getInt64(l * jump)));
-      tag(count < w
-              ? static_cast<llvm::Instruction*>(b_.CreateMaskedStore(rows[l], pointer, align, leading_mask(count, w)))
-              : b_.CreateAlignedStore(rows[l], pointer, align),
-          i.buffer);
-    }
+    for (int64_t l = 0; l < valid_lanes(p); ++l)
+      store_vector(buffer, b_.CreateAdd(at, b_.getInt64(l * jump)), rows[l], run);
   });
 }
 

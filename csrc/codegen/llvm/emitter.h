@@ -100,6 +100,8 @@ class Emitter {
   Value* tanh_f32(Value* x);
   Value* erf_f32(Value* x);
   Value* log_f32(Value* x);
+  Value* fma(Value* a, Value* b, Value* c);  // a * b + c, rounded once
+  Value* polynomial(Value* x, std::initializer_list<double> highest_first);
   Value* call_vector(const std::string& name, const std::string& suffix, DType t, const std::vector<Value*>& a);
 
   // emit_memory.cpp
@@ -107,6 +109,9 @@ class Emitter {
   Value* lane_index(const Expr& e, int part_index);
   bool depends_on_lanes(const Expr& e) const;
   Value* address(loops::BufferId b, Value* index);
+  /// A vector of elements of `b` that begin at `at`; null mask: all lanes.
+  Value* load_vector(loops::BufferId b, Value* at, Value* mask);
+  void store_vector(loops::BufferId b, Value* at, Value* v, Value* mask);
   Parts emit_load(const loops::Inst& i);
   /// Elements of `b` at `at`, `at` + `stride`, ..., one a lane; null mask: all lanes.
   Value* load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask);

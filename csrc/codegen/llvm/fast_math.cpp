@@ -27,23 +27,29 @@ llvm::Value* Emitter::inline_math(Opcode op, DType t, Value* x) {
   }
 }
 
+llvm::Value* Emitter::fma(Value* a, Value* b, Value* c) {
+  return b_.CreateIntrinsic(llvm::Intrinsic::fma, {a->getType()}, {a, b, c});
+}
+
+llvm::Value* Emitter::polynomial(Value* x, std::initializer_list<double> highest_first) {
+  Value* p = nullptr;
+  for (double c : highest_first) p = p ? fma(p, x, fconst(x->getType(), c)) : fconst(x->getType(), c);
+  return p;
+}
+
 /// exp by 2^n * p(r), |r| <= ln2/2: n = round(x / ln2), r in two steps (Cody and Waite), p the degree-6 minimax
 /// polynomial with the Taylor head 1 + r + r^2/2. At most 1 ulp over the whole range, gradual underflow included; NaN,
 /// infinities exact.
 llvm::Value* Emitter::exp_f32(Value* x) {
   Type* t = x->getType();
   const auto f = [&](double v) { return fconst(t, v); };
-  const auto fma = [&](Value* a, Value* b, Value* c) {
-    return b_.CreateIntrinsic(llvm::Intrinsic::fma, {t}, {a, b, c});
-  };
   // Beyond these the result is 0 or infinity in any case; NaN passes both selects.
   Value* low = b_.CreateSelect(b_.CreateFCmpOLT(x, f(-104.0)), f(-104.0), x);
   Value* in = b_.CreateSelect(b_.CreateFCmpOGT(low, f(89.0)), f(89.0), low);
   Value* n = b_.CreateUnaryIntrinsic(llvm::Intrinsic::roundeven, b_.CreateFMul(in, f(1.44269504088896341)));
   Value* r = fma(n, f(-0.693359375), in);
   r = fma(n, f(2.12194440054690583e-4), r);
-  Value* p = f(1.98756915e-4);
-  for (double c : {1.39819995e-3, 8.33345272e-3, 4.16657962e-2, 1.66666657e-1, 5.00000000e-1}) p = fma(p, r, f(c));
+  Value* p = polynomial(r, {1.98756915e-4, 1.39819995e-3, 8.33345272e-3, 4.16657962e-2, 1.66666657e-1, 5.00000000e-1});
   p = fma(p, b_.CreateFMul(r, r), r);
   p = b_.CreateFAdd(p, f(1.0));
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(t);
@@ -67,13 +73,10 @@ llvm::Value* Emitter::exp_f32(Value* x) {
 llvm::Value* Emitter::tanh_f32(Value* x) {
   Type* t = x->getType();
   const auto f = [&](double v) { return fconst(t, v); };
-  const auto fma = [&](Value* a, Value* b, Value* c) {
-    return b_.CreateIntrinsic(llvm::Intrinsic::fma, {t}, {a, b, c});
-  };
   Value* a = b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x);
   Value* z = b_.CreateFMul(a, a);
-  Value* q = f(-5.70498872745e-3);
-  for (double c : {2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1}) q = fma(q, z, f(c));
+  Value* q =
+      polynomial(z, {-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1});
   Value* small = fma(b_.CreateFMul(q, z), a, a);
   Value* e = exp_f32(b_.CreateFAdd(a, a));
   Value* large = b_.CreateFSub(f(1.0), b_.CreateFDiv(f(2.0), b_.CreateFAdd(e, f(1.0))));
@@ -86,11 +89,6 @@ llvm::Value* Emitter::tanh_f32(Value* x) {
 llvm::Value* Emitter::erf_f32(Value* x) {
   Type* t = x->getType();
   const auto f = [&](double v) { return fconst(t, v); };
-  const auto polynomial = [&](Value* z, std::initializer_list<double> highest_first) {
-    Value* p = nullptr;
-    for (double c : highest_first) p = p ? b_.CreateIntrinsic(llvm::Intrinsic::fma, {t}, {p, z, f(c)}) : f(c);
-    return p;
-  };
   Value* a = b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x);
   Value* z = b_.CreateFMul(a, a);
   Value* p = polynomial(z, {2.0507204681052826e-06, 0.0002848680014722049, 0.003763938555493951, 0.05274362862110138,
@@ -104,14 +102,11 @@ llvm::Value* Emitter::erf_f32(Value* x) {
   return b_.CreateBinaryIntrinsic(llvm::Intrinsic::copysign, r, x);
 }
 
-/// log by e ln2 + log(1 + r), 1 + r in [sqrt(1/2), sqrt(2)): the polynomial of Cephes' logf. At most 1 ulp; subnormals,
-/// zeros, infinity and NaN as they should be.
+/// log by e ln2 + log(1 + r), 1 + r in [sqrt(1/2), sqrt(2)): the polynomial of Cephes' logf. At most 1.5 ulp;
+/// subnormals, zeros, infinity and NaN as they should be.
 llvm::Value* Emitter::log_f32(Value* x) {
   Type* t = x->getType();
   const auto f = [&](double v) { return fconst(t, v); };
-  const auto fma = [&](Value* a, Value* b, Value* c) {
-    return b_.CreateIntrinsic(llvm::Intrinsic::fma, {t}, {a, b, c});
-  };
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(t);
   Type* i32 = type_of(DType::Int32, vector ? static_cast<int>(vector->getNumElements()) : 1);
   const auto k = [&](int64_t v) { return llvm::ConstantInt::getSigned(i32, v); };
@@ -123,10 +118,8 @@ llvm::Value* Emitter::log_f32(Value* x) {
   Value* e = b_.CreateFSub(b_.CreateSIToFP(exponent, t), b_.CreateSelect(tiny, f(23.0), f(0.0)));
   Value* r = b_.CreateFSub(m, f(1.0));
   Value* z = b_.CreateFMul(r, r);
-  Value* p = f(7.0376836292e-2);
-  for (double c : {-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-                   2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1})
-    p = fma(p, r, f(c));
+  Value* p = polynomial(r, {7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+                            -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1});
   Value* y = fma(e, f(-2.12194440e-4), b_.CreateFMul(b_.CreateFMul(r, z), p));
   y = fma(z, f(-0.5), y);
   y = fma(e, f(0.693359375), b_.CreateFAdd(r, y));

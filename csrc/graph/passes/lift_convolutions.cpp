@@ -6,12 +6,7 @@
 namespace kiln::graph {
 namespace {
 
-bool is_line_convolution(const Node& n) {
-  if (!is_float_convolution(n, 3) || groups_of(n) != 1) return false;
-  for (size_t i = 0; i < operands(n); ++i)
-    if (n.arg(i).value().meta().numel() == 0) return false;
-  return true;
-}
+bool is_line_convolution(const Node& n) { return is_float_convolution(n, 3) && groups_of(n) == 1 && has_elements(n); }
 
 /// One value per result, null where it is undefined; nothing if a result would have other strides.
 std::vector<Value> lifted(Graph& g, Node& n) {

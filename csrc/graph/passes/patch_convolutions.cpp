@@ -12,18 +12,17 @@ using Sizes = std::vector<int64_t>;
 
 /// The windows of a convolution do not overlap, and a product serves it better than a convolution would.
 bool is_patch_convolution(const Node& n) {
-  if (!(is_float_convolution(n, 4) || is_float_convolution(n, 5)) || groups_of(n) != 1 || is_transposed(n))
+  if (!(is_float_convolution(n, 4) || is_float_convolution(n, 5)) || groups_of(n) != 1 || is_transposed(n) ||
+      !has_elements(n))
     return false;
-  for (size_t i = 0; i < operands(n); ++i)
-    if (n.arg(i).value().meta().numel() == 0) return false;
   const Sizes& weight = n.arg(operands(n) - 1).value().meta().sizes;
   const Sizes& input = n.arg(operands(n) - 2).value().meta().sizes;
   const size_t at = first_setting(n), dims = weight.size() - 2;
   const auto stride = n.arg(at).to_ints(), padding = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
   int64_t taps = 1;
   for (size_t d = 0; d < dims; ++d) {
-    const auto setting = [&](const Sizes& v) { return v.size() == 1 ? v[0] : v[d]; };
-    if (setting(stride) != weight[2 + d] || setting(padding) != 0 || (weight[2 + d] > 1 && setting(dilation) != 1))
+    if (setting_of(stride, d) != weight[2 + d] || setting_of(padding, d) != 0 ||
+        (weight[2 + d] > 1 && setting_of(dilation, d) != 1))
       return false;
     // What the windows leave over at the end would need zeros in the gradient.
     if (is_convolution_backward(n) && n.results[0].defined && input[2 + d] % weight[2 + d] != 0) return false;

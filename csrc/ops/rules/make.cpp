@@ -274,8 +274,9 @@ Metas flip(const OpInfo&, Args args) {
 Metas roll(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints shifts = args[1].to_ints(), dims = ints_or(args, 2, {});
-  MemoryFormat format = dims.empty() ? MemoryFormat::Contiguous : suggest_format(t);
-  for (size_t i = 0; i < dims.size() && i < shifts.size() && t.dim() > 0; ++i) {  // a number has a dim to name only
+  if (dims.empty() || t.dim() == 0) return one(contiguous(t, t.sizes));  // a number has a dim to name only
+  MemoryFormat format = suggest_format(t);
+  for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
     const int64_t size = t.sizes[static_cast<size_t>(wrap_dim(dims[i], t.dim()))];
     if (size == 0 || shifts[i] % size == 0) format = MemoryFormat::Contiguous;
   }

@@ -89,6 +89,19 @@ void must(int result) {
   if (result < 0) throw py::PythonError{};
 }
 
+/// Past what the object's class says of writing to it. Null removes.
+int set_attribute(PyObject* target, PyObject* name, PyObject* value) {
+  return PyType_Check(target) ? PyType_Type.tp_setattro(target, name, value)
+                              : PyObject_GenericSetAttr(target, name, value);
+}
+
+/// Of a removal: one that the program set before it removed it may not be there, which raises `missing`. Guards say of
+/// the others that they are.
+void must_be_gone(int result, PyObject* missing) {
+  if (result < 0 && PyErr_ExceptionMatches(missing)) return PyErr_Clear();
+  must(result);
+}
+
 void set_dict_item(PyObject* dict, PyObject* key, PyObject* value) {
   // An OrderedDict keeps an order of its own beside the dict's.
   must(PyODict_Check(dict) ? PyODict_SetItem(dict, key, value) : PyDict_SetItem(dict, key, value));
@@ -229,16 +242,11 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
   PyObject* value = at(e.value);
   switch (e.kind) {
     case SideEffect::Kind::SetAttr:
-    case SideEffect::Kind::DelAttr: {
-      const bool removes = e.kind == SideEffect::Kind::DelAttr;
-      if (removes) value = nullptr;
-      const int done = PyType_Check(target) ? PyType_Type.tp_setattro(target, key, value)
-                                            : PyObject_GenericSetAttr(target, key, value);
-      // One that the program set before it removed it may not be there: guards say so of the others.
-      if (removes && done < 0 && PyErr_ExceptionMatches(PyExc_AttributeError)) return PyErr_Clear();
-      must(done);
+      must(set_attribute(target, key, value));
       return;
-    }
+    case SideEffect::Kind::DelAttr:
+      must_be_gone(set_attribute(target, key, nullptr), PyExc_AttributeError);
+      return;
     case SideEffect::Kind::SetItem:
       if (PyList_Check(target) && PyLong_Check(key)) {
         Py_INCREF(value);
@@ -251,8 +259,7 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
       must(PyDict_SetItem(target, key, value));
       return;
     case SideEffect::Kind::DeleteGlobal:
-      if (PyDict_DelItem(target, key) < 0 && PyErr_ExceptionMatches(PyExc_KeyError)) return PyErr_Clear();  // as above
-      must(PyErr_Occurred() ? -1 : 0);
+      must_be_gone(PyDict_DelItem(target, key), PyExc_KeyError);
       return;
     case SideEffect::Kind::DelItem:
       must(PyODict_Check(target) ? PyODict_DelItem(target, key) : PyDict_DelItem(target, key));
