@@ -76,6 +76,16 @@ bool plain(const Node& n) {
   return ok;
 }
 
+/// `v` channels-last if the node that it replaces was: a convolution that reads it asks for that. Other layouts are
+/// free.
+Value in_layout(Builder& b, Value v, const TensorMeta& wanted) {
+  const TensorMeta& m = v.meta();
+  if (m.strides == wanted.strides || m.sizes != wanted.sizes || wanted.dim() != 4 || wanted.is_contiguous() ||
+      !wanted.is_contiguous(graph::MemoryFormat::ChannelsLast))
+    return v;
+  return b.call("aten::clone", {v, graph::MemoryFormat::ChannelsLast});
+}
+
 }  // namespace
 
 bool has_rule(const graph::Op& op) { return find(op) != nullptr; }
@@ -109,6 +119,9 @@ bool decompose(graph::Graph& g) {
     } catch (const Unsupported&) {
       done = false;  // an op without a shape rule: the node stays whole
     }
+    if (done)
+      for (size_t i = 0; i < std::min(out.size(), n->results.size()); ++i)
+        if (out[i]) out[i] = in_layout(b, out[i], n->results[i]);
     const std::vector<Node*> added = std::move(b.added);
     for (Node* m : added) {
       m->stack = n->stack;

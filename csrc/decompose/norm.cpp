@@ -278,12 +278,26 @@ bool batch_norm_backward(Builder& b, const Node& n, std::vector<Value>& out) {
 // --- group norm
 // --------------------------------------------------------------------------------------------------------
 
+// Moments of the groups of x: [N, G, C / G, HW], with ones for the last two dims. Where the channels of a pixel lie
+// side by side, a group is many runs of a few of them: there each channel's moments come first, whole pixels at a time.
+// Those of equal parts combine as in Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+// Sample Variances", 1979.
+Moments group_moments(Builder& b, Value x, bool channels_last, double eps) {
+  if (!channels_last) return moments(b, x, {2, 3}, eps);
+  Node* vm = b.node("aten::var_mean.correction", {x, Arg::ints({3}), Arg(0), Arg(true)});
+  Node* means = b.node("aten::var_mean.correction", {vm->out(1), Arg::ints({2}), Arg(0), Arg(true)});
+  const Value within = b.call("aten::mean.dim", {vm->out(0), Arg::ints({2}), Arg(true), Arg()});
+  const Value var = b.add(within, means->out(0));
+  return {means->out(1), b.rsqrt(b.add(var, eps)), var};
+}
+
 bool group_norm(Builder& b, const Node& n, std::vector<Value>& out) {  // (x, weight, bias, N, C, HxW, groups, eps)
   const Value input = n.arg(0).value();
   const int64_t N = n.arg(3).to_int(), C = n.arg(4).to_int(), HW = n.arg(5).to_int(), G = n.arg(6).to_int();
   if (input.meta().numel() == 0) return false;
   const Value x = b.view(b.up(input), {N, G, C / G, HW});
-  const Moments m = moments(b, x, {2, 3}, n.arg(7).to_double());
+  const bool channels_last = input.meta().strides[1] == 1 && G < C && HW > 1;
+  const Moments m = group_moments(b, x, channels_last, n.arg(7).to_double());
   Value y = b.mul(b.sub(x, m.mean), m.rstd);
   if (has(n, 1)) y = b.mul(y, b.view(b.up(n.arg(1).value()), {1, G, C / G, 1}));
   if (has(n, 2)) y = b.add(y, b.view(b.up(n.arg(2).value()), {1, G, C / G, 1}));
@@ -303,12 +317,19 @@ bool group_norm_backward(Builder& b, const Node& n, std::vector<Value>& out) {
   const Value x_hat = b.mul(b.sub(x, b.view(b.up(n.arg(2).value()), {N, G, 1, 1})), rstd);
   const auto& mask = n.arg(9).list();
   out.assign(3, Value{});
+  // Sums over the pixels of each image and channel: all others are sums of these.
+  const Value total = b.sum(g, {3}, true), dot = b.sum(b.mul(g, x_hat), {3}, true);
   if (mask[0].to_bool()) {
-    const Value gw = has(n, 4) ? b.mul(g, b.view(b.up(n.arg(4).value()), {1, G, C / G, 1})) : g;
-    out[0] = b.to(b.view(norm_grad(b, gw, x_hat, rstd, {2, 3}), input.meta().sizes), n.results[0].dtype);
+    const Value weight = has(n, 4) ? b.view(b.up(n.arg(4).value()), {1, G, C / G, 1}) : Value{};
+    const auto weighted = [&](Value v) { return weight ? b.mul(v, weight) : v; };
+    const auto mean = [&](Value sums) {
+      return b.div(b.sum(weighted(sums), {2}, true), static_cast<double>(C / G * HW));
+    };
+    const Value dx = b.mul(b.sub(b.sub(weighted(g), mean(total)), b.mul(x_hat, mean(dot))), rstd);
+    out[0] = b.to(b.view(dx, input.meta().sizes), n.results[0].dtype);
   }
-  if (mask[1].to_bool()) out[1] = weight_grad(b, b.mul(g, x_hat), {0, 3}, n.results[1]);
-  if (mask[2].to_bool()) out[2] = weight_grad(b, g, {0, 3}, n.results[2]);
+  if (mask[1].to_bool()) out[1] = weight_grad(b, dot, {0, 3}, n.results[1]);
+  if (mask[2].to_bool()) out[2] = weight_grad(b, total, {0, 3}, n.results[2]);
   return true;
 }
 

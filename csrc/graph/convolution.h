@@ -35,5 +35,10 @@ inline int64_t setting_of(const std::vector<int64_t>& setting, size_t dim) {
 }
 inline bool is_transposed(const Node& n) { return n.arg(first_setting(n) + 3).to_bool(); }
 inline int64_t groups_of(const Node& n) { return n.arg(first_setting(n) + 5).to_int(); }
+/// Whether each output channel reads the input channel of its own.
+inline bool is_depthwise(const Node& n) {
+  const TensorMeta& weight = n.arg(operands(n) - 1).value().meta();
+  return !is_transposed(n) && groups_of(n) == weight.sizes[0] && weight.sizes[1] == 1;
+}
 
 }  // namespace kiln::graph

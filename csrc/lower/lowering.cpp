@@ -18,7 +18,9 @@ namespace {
 // Inlining limits: a value with one consumer is computed in its consumer's loops until it has grown this dear.
 constexpr int kMaxOps = 160, kMaxLoads = 24;
 // What is cheaper to compute again than to store and read back.
-constexpr int kCheapOps = 2;
+constexpr int kCheapOps = 4;
+// What has so many times fewer elements than its reader stays in the caches.
+constexpr int64_t kSmall = 8;
 
 // Evaluating a lazy value twice at one point (x * x) must not double the work at every level of a chain: values are
 // remembered per evaluation of a nest's function, that is per stage.
@@ -123,20 +125,32 @@ Lowering::Lowering(const graph::Graph& g, const LowerOptions& options) : g_(g), 
   // Consumers are counted from the last node on, through views (a view's consumers are its base's), and only for nodes
   // that somebody needs; the others are never lowered.
   std::unordered_set<graph::Value> seen;
+  int64_t width = 0;
   auto consume = [&](graph::Value v) {
-    if (v && seen.insert(v).second) ++uses_[v];
+    if (!v || !seen.insert(v).second) return;
+    Uses& uses = uses_[v];
+    ++uses.readers;
+    uses.widest = std::max(uses.widest, width);
   };
   for (const Arg& a : g.outputs()) graph::for_each_value(a, consume);
-  for (const auto& m : g.mutations()) ++uses_[m.value];
+  for (const auto& m : g.mutations()) ++uses_[m.value].readers;
   for (auto it = g.nodes().rbegin(); it != g.nodes().rend(); ++it) {
     const Node& n = **it;
     if (!is_live(n)) continue;
     if (is_view(n.op) && n.args.at(0).is_value()) {
       for (uint32_t i = 0; i < n.results.size(); ++i)
-        if (auto u = uses_.find({const_cast<Node*>(&n), i}); u != uses_.end()) uses_[n.args[0].value()] += u->second;
+        if (auto u = uses_.find({const_cast<Node*>(&n), i}); u != uses_.end()) {
+          const Uses through = u->second;
+          Uses& uses = uses_[n.args[0].value()];
+          uses.readers += through.readers;
+          uses.widest = std::max(uses.widest, through.widest);
+        }
       continue;
     }
     seen.clear();
+    width = 0;
+    for (const TensorMeta& m : n.results)
+      if (m.defined) width = std::max(width, m.numel());
     for (const Arg& a : n.args) graph::for_each_value(a, consume);
   }
   for (const Arg& a : g.outputs()) {
@@ -245,10 +259,14 @@ Tensor Lowering::lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::ve
   auto l = std::make_shared<Lazy>();
   l->fn = std::move(fn);
   l->ops = ops;
+  Tensor result;
+  result.dtype = dtype;
+  result.sizes = std::move(sizes);
   for (const Tensor& t : inputs) {
     l->ops += t.ops();
     l->may_raise |= t.may_raise();
     l->loads += t.loads();
+    if (t.numel() * kSmall > result.numel()) l->wide_loads += t.wide_loads();
     if (t.strided())
       l->buffers.push_back(t.buffer);
     else
@@ -257,12 +275,9 @@ Tensor Lowering::lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::ve
   std::sort(l->buffers.begin(), l->buffers.end());
   l->buffers.erase(std::unique(l->buffers.begin(), l->buffers.end()), l->buffers.end());
   l->loads = std::min<int>(l->loads, static_cast<int>(std::max<size_t>(l->buffers.size(), 1)) * 4);
-  if (l->buffers.empty()) l->loads = 0;
-  Tensor t;
-  t.dtype = dtype;
-  t.sizes = std::move(sizes);
-  t.lazy = std::move(l);
-  return t;
+  if (l->buffers.empty()) l->loads = l->wide_loads = 0;
+  result.lazy = std::move(l);
+  return result;
 }
 
 Tensor Lowering::mapped(const Tensor& base, Sizes sizes, std::function<std::vector<Expr>(Index)> map) const {
@@ -282,10 +297,13 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
   }
   if (!t.strided() && !is_view(n.op)) {
     const auto u = uses_.find(v);
-    const int consumers = u == uses_.end() ? 0 : u->second;
-    const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->loads <= 1 && t.lazy->ops <= kCheapOps;
-    if (escapes(n, i) || (consumers > 1 && !cheap && !recompute) || t.lazy->ops > kMaxOps ||
-        t.lazy->loads > kMaxLoads) {
+    const Uses uses = u == uses_.end() ? Uses{} : u->second;
+    const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->wide_loads <= 1 && t.lazy->ops <= kCheapOps;
+    // A value for each channel, say, is not computed for each pixel.
+    const int64_t size = t.numel();
+    const bool spread = size > 1 && size * kSmall <= uses.widest && t.lazy->loads > 0 && t.lazy->ops > kCheapOps;
+    if (escapes(n, i) || (uses.readers > 1 && !cheap && !recompute) || (spread && !recompute) ||
+        t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
       Tensor to = new_buffer(n, i);
       store(t, to, name_of(n, i));
       t = std::move(to);

@@ -21,6 +21,7 @@ struct Lazy {
   loops::PointFn fn;
   int ops = 0;  // scalar operations per point, inlined producers included
   int loads = 0;
+  int wide_loads = 0;             // those of tensors about as large as this one: not of a broadcast vector's elements
   bool may_raise = false;         // for some of its elements: all of them are to be computed
   std::vector<BufferId> buffers;  // what it reads, for the hazards of in-place writes
 };
@@ -42,6 +43,7 @@ struct Tensor {
   bool may_raise() const { return lazy && lazy->may_raise; }
   int ops() const { return lazy ? lazy->ops : 0; }
   int loads() const { return lazy ? lazy->loads : 1; }
+  int wide_loads() const { return lazy ? lazy->wide_loads : 1; }
 };
 
 class Lowering {
@@ -95,7 +97,11 @@ class Lowering {
   const LowerOptions& options_;
   Lowered out_;
   std::unordered_map<graph::Value, Tensor> values_;
-  std::unordered_map<graph::Value, int> uses_;
+  struct Uses {
+    int readers = 0;
+    int64_t widest = 0;  // elements of the largest result of a reader
+  };
+  std::unordered_map<graph::Value, Uses> uses_;
   std::unordered_set<graph::Value> escaping_;  // values whose memory the caller gets
 };
 

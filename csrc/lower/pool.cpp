@@ -11,6 +11,8 @@ namespace {
 struct Window {
   int64_t kernel, stride, padding, dilation;
   int64_t in, out;  // sizes
+  /// Elements that may lie inside of the image: a window may be much larger than that is, one over all of it, say.
+  int64_t reached() const { return std::min(kernel, (in + padding + dilation - 1) / dilation); }
 };
 
 int64_t pick(const std::vector<int64_t>& v, size_t i, int64_t otherwise) {
@@ -69,7 +71,7 @@ bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, 
   loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
   std::vector<Expr> p(order.size());
   for (size_t i = 0; i < order.size(); ++i) p[order[i]] = b.outer()[i];
-  const std::vector<Expr> q = b.stage({w[0].kernel, w[1].kernel});
+  const std::vector<Expr> q = b.stage({w[0].reached(), w[1].reached()});
   const size_t yd = p.size() - 2, xd = p.size() - 1;
   std::vector<Expr> at(p.begin(), p.end());
   at[yd] = p[yd] * Expr(w[0].stride) + q[0] * Expr(w[0].dilation) - Expr(w[0].padding);
@@ -116,7 +118,8 @@ bool gather_windows(
   std::vector<Expr> p(order.size());
   for (size_t i = 0; i < order.size(); ++i) p[order[i]] = b.outer()[i];
   Sizes candidates;
-  for (const Window& x : w) candidates.push_back((x.kernel + x.stride - 1) / x.stride);
+  for (const Window& x : w)
+    candidates.push_back(std::min((x.kernel + x.stride - 1) / x.stride, (x.in - 1 + x.padding) / x.stride + 1));
   const std::vector<Expr> q = b.stage(candidates);
   std::vector<Expr> at(p.begin(), p.end());
   std::optional<Val> mask;
@@ -183,7 +186,7 @@ bool average(Lowering& l, const Node& n, const std::array<Window, 2>& w, const D
   const Tensor to = l.new_buffer(n, 0);
   const DType compute = compute_type(t.dtype);
   loops::NestBuilder b(l.buffers(), l.name_of(n), to.sizes);
-  const std::vector<Expr> q = b.stage({w[0].kernel, w[1].kernel});
+  const std::vector<Expr> q = b.stage({w[0].reached(), w[1].reached()});
   const std::vector<Expr>& p = b.outer();
   const size_t yd = p.size() - 2, xd = p.size() - 1;
   std::vector<Expr> at(p.begin(), p.end());

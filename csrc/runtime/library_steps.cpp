@@ -194,26 +194,29 @@ std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, co
   const size_t at = graph::first_setting(n);
   const TensorMeta &x = graph::is_transposed(n) ? output : input, &y = graph::is_transposed(n) ? input : output;
   const auto stride = n.arg(at).to_ints(), pad = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
-  if (graph::groups_of(n) != 1 || x.dim() != 4) return std::nullopt;
-  return conv::Shape{x.sizes[0],
-                     x.sizes[1],
-                     x.sizes[2],
-                     x.sizes[3],
-                     w.sizes[0],
-                     w.sizes[2],
-                     w.sizes[3],
-                     y.sizes[2],
-                     y.sizes[3],
-                     graph::setting_of(stride, 0),
-                     graph::setting_of(stride, 1),
-                     graph::setting_of(pad, 0),
-                     graph::setting_of(pad, 1),
-                     graph::setting_of(dilation, 0),
-                     graph::setting_of(dilation, 1)};
+  const int64_t groups = graph::groups_of(n);
+  if (x.dim() != 4 || (groups > 1 && graph::is_transposed(n))) return std::nullopt;
+  const conv::Shape shape{x.sizes[0],
+                          x.sizes[1],
+                          x.sizes[2],
+                          x.sizes[3],
+                          w.sizes[0],
+                          w.sizes[2],
+                          w.sizes[3],
+                          y.sizes[2],
+                          y.sizes[3],
+                          graph::setting_of(stride, 0),
+                          graph::setting_of(stride, 1),
+                          graph::setting_of(pad, 0),
+                          graph::setting_of(pad, 1),
+                          graph::setting_of(dilation, 0),
+                          graph::setting_of(dilation, 1),
+                          groups};
+  return conv::supported(shape) ? std::optional(shape) : std::nullopt;
 }
 
 bool serves_convolution(const Node& n, const TensorMeta& x, const TensorMeta& w, const TensorMeta& y) {
-  return gemm::supported() && is_f32(x) && is_f32(w) && is_f32(y) && is_channels_last(x) && is_channels_last(y) &&
+  return is_f32(x) && is_f32(w) && is_f32(y) && is_channels_last(x) && is_channels_last(y) &&
          w.is_non_overlapping_and_dense() && w.numel() > 0 && x.numel() > 0 && y.numel() > 0 && conv_shape(n, x, w, y);
 }
 

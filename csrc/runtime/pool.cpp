@@ -3,6 +3,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
+#include <deque>
+#include <list>
 #include <mutex>
 
 #include "aten/pch.h"
@@ -21,8 +23,13 @@ size_t size_class(size_t bytes) {
 }
 
 struct Pool {
+  struct Block {
+    void* p;
+    size_t size;
+  };
   std::mutex mutex;
-  std::unordered_map<size_t, std::vector<void*>> free;
+  std::list<Block> free;                                                            // the last one freed comes first
+  std::unordered_map<size_t, std::deque<std::list<Block>::iterator>> free_of_size;  // in the same order
   PoolStats stats;
   size_t peak_in_use = 0;
 
@@ -31,10 +38,11 @@ struct Pool {
       std::lock_guard lock(mutex);
       stats.in_use += size;
       peak_in_use = std::max(peak_in_use, stats.in_use);
-      auto it = free.find(size);
-      if (it != free.end() && !it->second.empty()) {
-        void* p = it->second.back();
-        it->second.pop_back();
+      const auto it = free_of_size.find(size);
+      if (it != free_of_size.end() && !it->second.empty()) {
+        void* p = it->second.front()->p;
+        free.erase(it->second.front());
+        it->second.pop_front();
         stats.cached -= size;
         return p;
       }
@@ -53,17 +61,23 @@ struct Pool {
   }
 
   void put(void* p, size_t size) {
+    std::list<Block> dropped;
     {
       std::lock_guard lock(mutex);
       stats.in_use -= size;
-      // What a step needs at once is at most its peak; keeping more than that only holds on to memory.
-      if (stats.in_use + stats.cached + size <= peak_in_use) {
-        stats.cached += size;
-        free[size].push_back(p);
-        return;
+      stats.cached += size;
+      free.push_front({p, size});
+      free_of_size[size].push_front(free.begin());
+      // What a step needs at once is at most its peak; keeping more than that only holds on to memory. Blocks of sizes
+      // that nobody asks for any more go first.
+      while (stats.in_use + stats.cached > peak_in_use) {
+        const auto oldest = std::prev(free.end());
+        stats.cached -= oldest->size;
+        free_of_size[oldest->size].pop_back();
+        dropped.splice(dropped.end(), free, oldest);
       }
     }
-    std::free(p);
+    for (const Block& b : dropped) std::free(b.p);
   }
 };
 
@@ -108,15 +122,15 @@ PoolStats pool_stats() {
 }
 
 void trim_pool() {
-  std::unordered_map<size_t, std::vector<void*>> blocks;
+  std::list<Pool::Block> blocks;
   {
     std::lock_guard lock(pool().mutex);
     blocks.swap(pool().free);
+    pool().free_of_size.clear();
     pool().stats.cached = 0;
     pool().peak_in_use = pool().stats.in_use;
   }
-  for (auto& [size, list] : blocks)
-    for (void* p : list) std::free(p);
+  for (const Pool::Block& b : blocks) std::free(b.p);
 }
 
 }  // namespace kiln::runtime

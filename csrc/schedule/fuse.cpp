@@ -362,10 +362,41 @@ class Fuser {
     return count;
   }
 
+  /// Elements that an access has side by side along these variables.
+  static int64_t contiguous(const Nest& n, const std::vector<int>& vars, const Inst& i) {
+    int64_t run = 1;
+    for (size_t k = 0; k < vars.size(); ++k)
+      for (int v : vars) {
+        int64_t stride = 0;
+        Expr rest;
+        if (n.extents[v] > 1 && split_linear(i.index, v, stride, rest) && stride == run) run *= n.extents[v];
+      }
+    return run;
+  }
+  /// Whether what a pointwise nest writes in whole vectors would be written in pieces of them, each many times a point:
+  /// an image whose pixels hold the channels of several groups side by side, for one group.
+  static bool breaks_runs(const Nest& part, const Nest& out) {
+    constexpr int64_t kVector = 16, kOften = 64;
+    if (part.stages.size() != 1 || !part.stages[0].vars.empty()) return false;
+    for (ValueId id : part.stages[0].body) {
+      const Inst& i = part.insts[id];
+      if (i.op != Opcode::Store || contiguous(part, part.outer, i) < kVector) continue;
+      for (const Stage& s : out.stages)
+        for (ValueId other : s.body) {
+          const Inst& o = out.insts[other];
+          if (o.op != Opcode::Store || o.buffer != i.buffer) continue;
+          const int64_t run = contiguous(out, s.vars.empty() ? out.outer : s.vars, o);
+          if (run < kVector && out.stage_size(s) >= kOften * run) return true;
+        }
+    }
+    return false;
+  }
+
   bool worthwhile(const Nest& out) const {
     int64_t insts = 0;
     for (const Stage& s : out.stages) insts += static_cast<int64_t>(s.body.size());
     if (insts > options_.max_ops) return false;
+    if (breaks_runs(a_, out) || breaks_runs(b_, out)) return false;
     const int passes = inner_stages(out);
     const bool columns = prefer_columns(out);
     if (passes > std::max(inner_stages(a_), inner_stages(b_)) && passes > 1) {

@@ -167,6 +167,46 @@ void merge_vars(Nest& n) {
     if (!scans(n, s)) merge_list(n, s.vars, {&s});
 }
 
+void join_lanes(Nest& n) {
+  constexpr int64_t kVector = 16;
+  if (!is_pointwise(n) || n.outer.size() < 2) return;
+  const int v = n.outer.back();
+  const int64_t inner = n.extents[v];
+  if (inner < 2 || inner >= kVector || kVector % inner != 0) return;
+  int joined = -1;
+  for (ValueId id : n.stages[0].body) {
+    const Inst& i = n.insts[id];
+    if (i.op == Opcode::Store && i.mode == loops::StoreMode::Add) return;
+    for (int u : n.outer) {
+      int64_t step = 0, outer_step = 0;
+      Expr rest;
+      if (i.op != Opcode::Store || u == v || !split_linear(i.index, v, step, rest) || step != 1) continue;
+      if (split_linear(i.index, u, outer_step, rest) && outer_step == inner) joined = u;
+    }
+  }
+  if (joined < 0) return;
+  for (ValueId id : n.stages[0].body) {
+    const Inst& i = n.insts[id];
+    int64_t step = 0, outer_step = 0;
+    Expr rest;
+    if (i.index.is_constant()) continue;
+    if (!split_linear(i.index, v, step, rest) || !split_linear(i.index, joined, outer_step, rest)) return;
+    if (i.op == Opcode::Store
+            ? step != 1 || outer_step != inner
+            : std::abs(step) * inner + std::abs(outer_step) * (kVector / inner) > kMostInterleaved * kVector)
+      return;
+  }
+  const int w = n.add_var(n.extents[joined] * inner);
+  substitute_vars(n, [&](int var, Expr& out) {
+    if (var != v && var != joined) return false;
+    out = var == v ? mod(n.var(w), inner) : floordiv(n.var(w), inner);
+    return true;
+  });
+  n.outer.pop_back();
+  std::erase(n.outer, joined);
+  n.outer.push_back(w);
+}
+
 void compact(Nest& n) {
   std::vector<bool> live(n.insts.size(), false);
   std::vector<ValueId> work;

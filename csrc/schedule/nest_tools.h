@@ -35,6 +35,9 @@ std::pair<int, int> split_var(Nest& n, int v, int64_t inner_extent);
 void split_divided_vars(Nest& n);
 /// Merges neighbouring loop variables whose every use allows it.
 void merge_vars(Nest& n);
+/// Joins the innermost outer loop of a pointwise nest, if it has but a few elements, with the one outside of it in
+/// memory, where vectors over both read little more than they need: undoes splits that helped nobody.
+void join_lanes(Nest& n);
 /// Drops dead instructions, unused variables and those of extent one (not a scan's), empty stages; renumbers
 /// everything.
 void compact(Nest& n);

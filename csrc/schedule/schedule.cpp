@@ -55,6 +55,7 @@ Plan make_plan(const loops::Program& program, const Options& options) {
       order_loops(nest);
       merge_vars(nest);
       order_loops(nest);
+      join_lanes(nest);
       compact(nest);
     }
     k.nest = std::move(nest);

@@ -449,3 +449,38 @@ def test_sums_at_indices(columns):
         )
 
     check(f, torch.randn(20, columns, dtype=torch.float64).requires_grad_(), fullgraph=True)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("options", [{}, {"padding": 20}, {"padding": 20, "stride": 2}, {"padding": 20, "stride": 1}])
+def test_windows_larger_than_the_image(options, layout):
+    """Only what lies in the image is gone through: windows of 10000 x 10000 would take minutes otherwise."""
+    x = torch.randn(2, 6, 5, 7).contiguous(memory_format=layout).requires_grad_()
+    side = 41 if options else 10000
+    for counted in (True, False):
+        options = {"count_include_pad": counted, "ceil_mode": True, **options}
+        check(lambda x, o=options: F.avg_pool2d(x, side, **o) * 2, x, fullgraph=True)
+    options.pop("count_include_pad")
+    check(lambda x: F.max_pool2d(x, side, **options) * 2, x, fullgraph=True)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(3, 32, 6, 7), (2, 32, 1, 1), (2, 32, 40), (2, 96, 5, 8)])
+def test_group_norm_of_either_layout(groups, affine, shape):
+    torch.manual_seed(0)
+    options = {"dtype": torch.float64}  # eager's own rounding in float32 is larger than what is compared here
+    weight, bias = torch.randn(2, shape[1], **options) if affine else (None, None)
+    x = torch.randn(shape, **options) * 3 + torch.arange(shape[1]).view(-1, *[1] * (len(shape) - 2))
+    layouts = [x, x.transpose(1, -1).contiguous().transpose(1, -1)]
+    if x.dim() == 4:
+        layouts.append(x.contiguous(memory_format=torch.channels_last))
+    for x in layouts:
+
+        def f(x, weight, bias):
+            return F.silu(F.group_norm(x, groups, weight, bias))
+
+        check(f, x, weight, bias, fullgraph=True)
+        leaves = [None if t is None else t.clone().requires_grad_() for t in (weight, bias)]
+        check(f, x.clone().requires_grad_(), *leaves, fullgraph=True)
+        check(lambda x: F.group_norm(x, groups), x.float(), rtol=1e-3, atol=1e-3, fullgraph=True)

@@ -1,32 +1,78 @@
 #include <algorithm>
+#include <bit>
 
 #include "codegen/llvm/emitter.h"
 
-// Accesses in small steps along the lanes: whole vectors of what lies between are loaded, or stored where other
-// accesses fill the gaps.
+// Accesses to a few vectors' worth of memory in another order than that of the lanes (small steps, repeated elements):
+// whole vectors are loaded and shuffled, or stored where other accesses fill the gaps.
 namespace kiln::codegen {
 
 using loops::Inst;
 using loops::Opcode;
 using loops::ValueId;
+using symbolic::Expr;
 
-llvm::Value* Emitter::load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask) {
+namespace {
+/// Whether all of e, whatever its variables are, is a multiple of d.
+bool is_multiple(const Expr& e, int64_t d) {
+  return e.constant() % d == 0 &&
+         std::all_of(e.terms().begin(), e.terms().end(), [d](const symbolic::Term& t) { return t.coef % d == 0; });
+}
+}  // namespace
+
+std::optional<std::vector<int64_t>> Emitter::lane_offsets(const Expr& e) const {
   const int w = lanes_.width;
-  Value* pass = llvm::Constant::getNullValue(memory_type_of(buffers_.at(b).dtype, w));
-  Value* out = nullptr;
-  for (int k = 0; k < stride; ++k) {
-    // The last piece ends with the last element that is wanted: what follows may be another's memory.
-    const int first = std::min(k * w, stride * (w - 1) + 1 - w);
-    std::vector<int> wanted(w, w), taken(w);  // wanted: lane -> the mask's, or w (nobody's)
+  std::vector<int64_t> out(w);
+  for (const symbolic::Term& t : e.terms()) {
+    const symbolic::AtomNode& n = *t.atom;
+    if (n.kind == symbolic::AtomKind::Var && n.var_kind == symbolic::VarKind::Loop) {
+      for (int l = 0; l < w && n.id == lanes_.var; ++l) out[l] += t.coef * l;
+      continue;
+    }
+    if (n.kind == symbolic::AtomKind::Var ? indirect_[n.id].uniform : !depends_on_lanes(n.a) && !depends_on_lanes(n.b))
+      continue;
+    // The dividend of a vector's first lane is a multiple of what the vectors step by.
+    int64_t stride = 0;
+    Expr rest;
+    if (n.kind != symbolic::AtomKind::FloorDiv && n.kind != symbolic::AtomKind::Mod) return std::nullopt;
+    if (!split_linear(n.a, lanes_.var, stride, rest) || stride < 1 || depends_on_lanes(rest)) return std::nullopt;
+    const int64_t step = stride * w, d = n.divisor;
+    const bool within = d % step == 0 && is_multiple(rest, step);  // one of the divisor's multiples holds all lanes
+    if (!within && (step % d != 0 || !is_multiple(rest, d))) return std::nullopt;
     for (int l = 0; l < w; ++l) {
-      const int from = l * stride - first;
-      const bool here = from >= 0 && from < w && l * stride >= k * w && l * stride < (k + 1) * w;
-      taken[l] = here ? w + from : l;
+      const int64_t at = l * stride;
+      if (n.kind == symbolic::AtomKind::FloorDiv)
+        out[l] += within ? 0 : t.coef * (at / d);
+      else
+        out[l] += t.coef * (within ? at : at % d);
+    }
+  }
+  return out;
+}
+
+llvm::Value* Emitter::load_lanes(loops::BufferId b, Value* at, const std::vector<int64_t>& offsets, Value* mask) {
+  const int w = lanes_.width;
+  const auto [low, high] = std::minmax_element(offsets.begin(), offsets.end());
+  const int64_t span = *high - *low + 1, width = std::min<int64_t>(w, std::bit_ceil(static_cast<uint64_t>(span)));
+  Value* out = nullptr;
+  for (int64_t k = 0; k < span; k += width) {
+    // The last piece ends with the last element that is wanted: what follows may be another's memory.
+    const int64_t first = std::max<int64_t>(0, std::min(k, span - width));
+    std::vector<int> wanted(width, w), taken(w);  // wanted: element -> the mask's lane, or w (nobody's)
+    for (int l = w; l-- > 0;) {
+      const int64_t at_lane = offsets[l] - *low, from = at_lane - first;
+      const bool here = at_lane >= k && at_lane < k + width;
+      taken[l] = static_cast<int>(out ? (here ? w + from : l) : (here ? from : 0));
       if (here) wanted[from] = l;
     }
-    Value* own = mask ? b_.CreateShuffleVector(mask, llvm::Constant::getNullValue(mask->getType()), wanted) : nullptr;
-    Value* piece = load_vector(b, b_.CreateAdd(at, b_.getInt64(first)), own);
-    out = b_.CreateShuffleVector(out ? out : pass, piece, taken);
+    Value* own = nullptr;
+    if (mask)
+      own = b_.CreateShuffleVector(mask, llvm::Constant::getNullValue(mask->getType()), wanted);
+    else if (span < width)
+      own = leading_mask(span, static_cast<int>(width));
+    Value* piece = load_vector(b, b_.CreateAdd(at, llvm::ConstantInt::getSigned(b_.getInt64Ty(), *low + first)), own,
+                               static_cast<int>(width));
+    out = out ? b_.CreateShuffleVector(out, piece, taken) : b_.CreateShuffleVector(piece, taken);
   }
   return out;
 }

@@ -185,11 +185,20 @@ struct LaneStride {
   int64_t stride = 0;
   Expr rest;
 };
+/// How many elements lie between the lanes' first and last one, both included, and whether each is another one's.
+struct Reach {
+  int64_t span = 0;
+  bool distinct = true;
+};
+Reach reach_of(std::vector<int64_t> offsets) {
+  std::sort(offsets.begin(), offsets.end());
+  return {offsets.back() - offsets.front() + 1, std::adjacent_find(offsets.begin(), offsets.end()) == offsets.end()};
+}
 }  // namespace
 
-llvm::Value* Emitter::load_vector(loops::BufferId b, Value* at, Value* mask) {
+llvm::Value* Emitter::load_vector(loops::BufferId b, Value* at, Value* mask, int width) {
   const llvm::Align align(dtype_size(buffers_.at(b).dtype));
-  Type* vector = memory_type_of(buffers_.at(b).dtype, lanes_.width);
+  Type* vector = memory_type_of(buffers_.at(b).dtype, width);
   Value* pointer = address(b, at);
   llvm::Instruction* load;
   if (mask)
@@ -236,6 +245,8 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
   const int w = lanes_.width;
   LaneStride lane;
   lane.linear = split_linear(i.index, lanes_.var, lane.stride, lane.rest) && !depends_on_lanes(lane.rest);
+  const auto offsets = lane_offsets(i.index);
+  const Reach reach = offsets ? reach_of(*offsets) : Reach{};
   Parts out;
   out.uniform = false;
   for (int p = 0; p < lanes_.parts; ++p) {
@@ -262,7 +273,7 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
     if (lane.linear && lane.stride == 1) {
       // scalar_index takes the vector variable as its first lane's value.
       Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w));
-      v = load_vector(i.buffer, at, mask);
+      v = load_vector(i.buffer, at, mask, w);
     } else if (lane.linear && lane.stride == 0) {
       // One address under a mask that differs from lane to lane.
       Value* any = b_.CreateOrReduce(mask);
@@ -270,14 +281,17 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
       v = splat(s, w);
       out.v.push_back(b_.CreateSelect(condition, v, other));
       continue;
-    } else if (const int64_t step = std::abs(lane.stride);
-               lane.linear && step >= 1 && step <= schedule::kMostInterleaved) {
-      // Backwards, the last lane's element is the first in memory.
-      const bool back = lane.stride < 0;
-      const int64_t first = lane.stride * (static_cast<int64_t>(p) * w + (back ? w - 1 : 0));
-      Value* at = b_.CreateAdd(scalar_index(i.index), llvm::ConstantInt::getSigned(b_.getInt64Ty(), first));
-      v = load_interleaved(i.buffer, at, static_cast<int>(step), mask && back ? b_.CreateVectorReverse(mask) : mask);
-      if (back) v = b_.CreateVectorReverse(v);
+    } else if (offsets && reach.span <= schedule::kMostInterleaved * w && (reach.distinct || !condition)) {
+      Value* before = lanes_.base;
+      lanes_.base = b_.CreateAdd(before, b_.getInt64(static_cast<int64_t>(p) * w));
+      Value* at = scalar_index(i.index);
+      lanes_.base = before;
+      // Of a last, masked vector the first lanes are the valid ones.
+      v = reach.span == 1 ? splat(scalar_load(at, nullptr, nullptr), w) : load_lanes(i.buffer, at, *offsets, mask);
+      if (reach.span == 1) {
+        out.v.push_back(v);
+        continue;
+      }
     } else {
       Value* pointers = address(i.buffer, lane_index(i.index, p));
       auto* gather = b_.CreateMaskedGather(vector, pointers, align, mask ? mask : lane_mask(p, w), pass);
@@ -340,7 +354,7 @@ void Emitter::emit_store(const Inst& i) {
     Value* pass = llvm::Constant::getNullValue(vector);
     if (lane.linear && lane.stride == 1) {
       Value* at = b_.CreateAdd(scalar_index(i.index), b_.getInt64(static_cast<int64_t>(p) * w));
-      if (add) v = sum(from_memory(load_vector(i.buffer, at, mask), t), v);
+      if (add) v = sum(from_memory(load_vector(i.buffer, at, mask, w), t), v);
       store_vector(i.buffer, at, to_memory(v, t), mask);
       continue;
     }

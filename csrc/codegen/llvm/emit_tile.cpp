@@ -83,7 +83,7 @@ void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
   for_each_part(Opcode::Load, [&](ValueId id, int p, Type* vector, Value* at, int64_t jump) {
     std::vector<Value*> rows(w, llvm::Constant::getNullValue(vector));
     for (int64_t l = 0; l < valid_lanes(p); ++l)
-      rows[l] = load_vector(nest_.insts[id].buffer, b_.CreateAdd(at, b_.getInt64(l * jump)), run);
+      rows[l] = load_vector(nest_.insts[id].buffer, b_.CreateAdd(at, b_.getInt64(l * jump)), run, w);
     const std::vector<Value*> columns = transpose(std::move(rows));
     for (int k = 0; k < count; ++k) b_.CreateStore(columns[k], tile_row(id, p, b_.getInt64(k)));
   });

@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -110,11 +111,14 @@ class Emitter {
   bool depends_on_lanes(const Expr& e) const;
   Value* address(loops::BufferId b, Value* index);
   /// A vector of elements of `b` that begin at `at`; null mask: all lanes.
-  Value* load_vector(loops::BufferId b, Value* at, Value* mask);
+  Value* load_vector(loops::BufferId b, Value* at, Value* mask, int width);
   void store_vector(loops::BufferId b, Value* at, Value* v, Value* mask);
   Parts emit_load(const loops::Inst& i);
-  /// Elements of `b` at `at`, `at` + `stride`, ..., one a lane; null mask: all lanes.
-  Value* load_interleaved(loops::BufferId b, Value* at, int stride, Value* mask);
+  /// How far each lane's index is from the first lane's, if that is the same for all vectors.
+  std::optional<std::vector<int64_t>> lane_offsets(const Expr& e) const;
+  /// Elements of `b` at `at` + each of `offsets`; null mask: all lanes. Where lanes share an element, the first of them
+  /// must be one that the mask lets through, or none.
+  Value* load_lanes(loops::BufferId b, Value* at, const std::vector<int64_t>& offsets, Value* mask);
   void emit_store(const loops::Inst& i);
   /// Stores of a stage that fill the gaps of each other's steps, in the order of their addresses, under the last of
   /// them in the body; the others have an empty list.

@@ -6,7 +6,9 @@
 namespace kiln::graph {
 namespace {
 
-bool is_line_convolution(const Node& n) { return is_float_convolution(n, 3) && groups_of(n) == 1 && has_elements(n); }
+bool is_line_convolution(const Node& n) {
+  return is_float_convolution(n, 3) && (groups_of(n) == 1 || is_depthwise(n)) && has_elements(n);
+}
 
 /// One value per result, null where it is undefined; nothing if a result would have other strides.
 std::vector<Value> lifted(Graph& g, Node& n) {

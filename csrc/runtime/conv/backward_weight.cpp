@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "runtime/conv/depthwise.h"
 #include "runtime/conv/image.h"
 #include "runtime/gemm/ahead.h"
 #include "runtime/gemm/kernels.h"
@@ -100,12 +101,16 @@ class Tiles {
     }
   }
 
-  /// Of one tap and tile; valid until the next call.
-  gemm::Left left(int64_t tap, int64_t tile) {
+  /// Of one tap and `rows` channels from a tile's first one on, which may be those of several tiles; valid until the
+  /// next call.
+  gemm::Left left(int64_t tap, int64_t tile, int64_t rows) {
     const int64_t mr = gemm::tile_rows();
     starts_.clear(), lengths_.clear(), rows_.clear();
     const auto add = [&](const float* from) {
-      for (int64_t r = 0; r < gemm::kMaxTileRows; ++r) rows_.push_back(from + r);
+      rows_.resize(rows_.size() + gemm::kMaxTileRows);
+      const float** to = rows_.data() + rows_.size() - gemm::kMaxTileRows;
+      for (int64_t r = 0; r < rows; r += mr, from += lines_ * mr)
+        for (int64_t q = 0; q < mr; ++q) *to++ = from + q;
     };
     if (!shares(s_, image_)) {
       add(memory_.data() + (tap * ceil_div(channels_, mr) + tile) * lines_ * mr);
@@ -220,6 +225,7 @@ bool is_turned(const Shape& s) { return s.co < 8 && s.ci > s.co && s.taps() > 1 
 }  // namespace
 
 int64_t backward_weight_workspace(const Shape& s, int threads) {
+  if (is_depthwise(s)) return backward_weight_depthwise_workspace(s, threads);
   if (is_turned(s)) return backward_weight_workspace(turned(s), threads);
   if (is_product(s))
     return input_floats(s) + std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, threads),
@@ -229,6 +235,7 @@ int64_t backward_weight_workspace(const Shape& s, int threads) {
 
 void backward_weight(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
                      float* workspace, const Parallel& parallel, int threads) {
+  if (is_depthwise(s)) return backward_weight_depthwise(s, x, dy, dweight, ws, workspace, parallel, threads);
   const int64_t size = s.taps() * s.ci * s.co, mr = gemm::tile_rows();
   if (size == 0) return;
   if (s.outputs() == 0) {
@@ -297,13 +304,14 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
         if (!packed_already && (!last || bi + 1 < block1))
           ahead = gemm::Ahead(last ? dy + (block.k + block.depth) * s.co + j0 : dy + block.k * s.co + j + width,
                               block.depth, s.co, gemm::kMaxTileColumns, taps * tiles);
+        const int64_t rows = gemm::tile_rows_for(width);
         for (int64_t tap = 0; tap < taps; ++tap)
-          for (int64_t t = 0; t < tiles; ++t) {
+          for (int64_t c = 0; c < channels; c += rows) {
             ahead.ask();
-            const int64_t height = std::min(mr, channels - t * mr);
+            const int64_t height = std::min(rows, channels - c);
             float* c_rows[gemm::kMaxTileRows];
-            for (int64_t r = 0; r < height; ++r) c_rows[r] = sums + (tap * channels + t * mr + r) * ld + j - j0;
-            gemm::micro_for(height, width)(left.left(tap, t), b, {c_rows, count, nullptr, bi != block0});
+            for (int64_t r = 0; r < height; ++r) c_rows[r] = sums + (tap * channels + c + r) * ld + j - j0;
+            gemm::micro_for(height, width)(left.left(tap, c / mr, height), b, {c_rows, count, nullptr, bi != block0});
           }
       }
     }

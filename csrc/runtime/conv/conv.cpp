@@ -2,6 +2,7 @@
 #include <cstring>
 #include <vector>
 
+#include "runtime/conv/depthwise.h"
 #include "runtime/conv/image.h"
 #include "runtime/conv/narrow.h"
 #include "runtime/gemm/kernels.h"
@@ -177,15 +178,19 @@ gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, 
 
 }  // namespace
 
+bool supported(const Shape& s) { return gemm::supported() && (s.groups == 1 || is_depthwise(s)); }
+
 int64_t packed_weight_floats(const Shape& s) { return gemm::packed_floats(s.taps() * s.ci, s.co); }
-bool worth_packing(const Shape& s) { return !narrow_forward(s); }
+bool worth_packing(const Shape& s) { return s.groups == 1 && !narrow_forward(s); }
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const Parallel& parallel) {
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
 }
 
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
-int64_t forward_workspace(const Shape& s) { return frame_floats(s) + packed_weight_floats(s); }
+int64_t forward_workspace(const Shape& s) {
+  return is_depthwise(s) ? s.taps() * s.ci : frame_floats(s) + packed_weight_floats(s);
+}
 
 namespace {
 /// How the rows of a product, pixels of a grid of `rows` x `columns` in each of n pictures, read another picture: the
@@ -196,34 +201,56 @@ struct Reading {
   std::vector<Tap> taps;  // where each tap reads for the grid's first pixel
 };
 
+/// Smallest and largest coordinate of some pixels.
+struct Span {
+  int64_t low = INT64_MAX, high = INT64_MIN;
+  void add(int64_t at) { low = std::min(low, at), high = std::max(high, at); }
+  /// Whether all of them are in [0, size) when moved by `by`.
+  bool inside(int64_t by, int64_t size) const { return low + by >= 0 && high + by < size; }
+};
+
 gemm::RowPointers row_pointers(Reading reading) {
-  bool inside = true;  // all of it
-  for (const Tap& tap : reading.taps)
-    inside &= tap.h >= 0 && tap.w >= 0 && (reading.rows - 1) * reading.step_h + tap.h < reading.h &&
-              (reading.columns - 1) * reading.step_w + tap.w < reading.w;
-  return [m = std::move(reading), inside](int64_t i, int64_t count, const Depths::Segment* segments, int64_t how_many,
-                                          const float** out) {
+  return [m = std::move(reading)](int64_t i, int64_t count, const Depths::Segment* segments, int64_t how_many,
+                                  const float** out, int64_t* which) {
     int64_t hs[gemm::kMaxTileRows], ws[gemm::kMaxTileRows];
     const float* pixels[gemm::kMaxTileRows];
     int64_t column = i % m.columns, row = i / m.columns % m.rows, n = i / (m.columns * m.rows);
+    Span h, w;
     for (int64_t r = 0; r < count; ++r) {
-      hs[r] = row * m.step_h, ws[r] = column * m.step_w;
+      h.add(hs[r] = row * m.step_h), w.add(ws[r] = column * m.step_w);
       pixels[r] = m.data + ((n * m.h + hs[r]) * m.w + ws[r]) * m.pixel;
       if (++column < m.columns) continue;
       column = 0;
       if (++row == m.rows) row = 0, ++n;
     }
     const float* const zero = gemm::zeros();
-    for (int64_t g = 0; g < how_many; ++g, out += gemm::kMaxTileRows) {
+    int64_t kept = 0;
+    for (int64_t g = 0; g < how_many; ++g) {
       const Tap tap = m.taps[segments[g].tap];
       const int64_t away = (tap.h * m.w + tap.w) * m.pixel + segments[g].offset;
       for (int64_t r = 0; r < count; ++r) out[r] = pixels[r] + away;
-      if (inside) continue;
-      for (int64_t r = 0; r < count; ++r)
-        if (static_cast<uint64_t>(hs[r] + tap.h) >= static_cast<uint64_t>(m.h) ||
-            static_cast<uint64_t>(ws[r] + tap.w) >= static_cast<uint64_t>(m.w))
-          out[r] = zero;
+      bool used = true;
+      if (!h.inside(tap.h, m.h) || !w.inside(tap.w, m.w)) {
+        used = false;
+        for (int64_t r = 0; r < count; ++r) {
+          const bool outside = static_cast<uint64_t>(hs[r] + tap.h) >= static_cast<uint64_t>(m.h) ||
+                               static_cast<uint64_t>(ws[r] + tap.w) >= static_cast<uint64_t>(m.w);
+          used |= !outside;
+          if (outside) out[r] = zero;
+        }
+      }
+      if (!used) continue;
+      which[kept++] = g;
+      out += gemm::kMaxTileRows;
     }
+    return kept;
+  };
+}
+
+/// The rows of y.
+gemm::RowsOfC pixels_of(float* y, int64_t step) {
+  return [y, step](int64_t i, int64_t count, float** out) {
+    for (int64_t r = 0; r < count; ++r) out[r] = y + (i + r) * step;
   };
 }
 
@@ -240,14 +267,14 @@ void forward_packed(const Shape& s, const float* x, const float* packed, const g
                     float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
   const Image image = image_of(s, x, workspace, parallel);
-  gemm::multiply_indirect(
-      s.outputs(), depths_of(s), forward_rows(s, image), PackedB(s.co), packed, y, [&](int64_t i) { return i * s.co; },
-      epilogue, parallel, threads);
+  gemm::multiply_indirect(s.outputs(), depths_of(s), forward_rows(s, image), PackedB(s.co), packed, pixels_of(y, s.co),
+                          epilogue, parallel, threads);
 }
 
 void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
              const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
+  if (is_depthwise(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
   if (narrow_forward(s)) return forward_narrow(s, x, weight, ws, epilogue.bias, y, workspace, parallel, threads);
   if (joins_taps(s) || !gemm::packs_by_panel(s.co, s.taps() * s.ci, s.n * s.h * s.w * s.ci, threads)) {
     float* const packed = workspace + frame_floats(s);
@@ -256,10 +283,9 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
   }
   const bool taps_inside = is_row_major(s, ws) && s.taps() <= kMostTapsInside;
   const Depths depths = taps_inside ? Depths::taps_inside(s.taps(), s.ci) : depths_of(s);
-  gemm::multiply_by_panel(
-      s.outputs(), depths, forward_rows(s, layout_of(s, x)), PackedB(s.co),
-      forward_source(s, depths, taps_inside, weight, ws), y, [&](int64_t i) { return i * s.co; }, epilogue, parallel,
-      threads);
+  gemm::multiply_by_panel(s.outputs(), depths, forward_rows(s, layout_of(s, x)), PackedB(s.co),
+                          forward_source(s, depths, taps_inside, weight, ws), pixels_of(y, s.co), epilogue, parallel,
+                          threads);
 }
 
 namespace {
@@ -268,12 +294,15 @@ bool is_turned(const Shape& s) { return can_turn(s) && joins_taps(turned(s)); }
 }  // namespace
 
 int64_t backward_input_workspace(const Shape& s) {
+  if (is_depthwise(s)) return s.taps() * s.ci;
   return is_turned(s) ? forward_workspace(turned(s)) : gemm::packed_floats(s.taps() * s.co, s.ci);
 }
 
 void backward_input(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
                     const gemm::Epilogue& epilogue, float* dx, float* workspace, const Parallel& parallel,
                     int threads) {
+  if (is_depthwise(s))
+    return backward_input_depthwise(s, dy, weight, ws, epilogue.bias, dx, workspace, parallel, threads);
   if (narrow_backward_input(s) && s.outputs() > 0)
     return backward_input_narrow(s, dy, weight, ws, epilogue.bias, dx, workspace, parallel, threads);
   if (is_turned(s) && s.outputs() > 0)
@@ -289,13 +318,19 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
             taps.push_back({kh, kw});
       const int64_t rows_h = ceil_div(s.h - ch, s.stride_h), rows_w = ceil_div(s.w - cw, s.stride_w);
       const int64_t m = s.n * rows_h * rows_w;
-      const auto pixel = [&](int64_t i) {
-        const int64_t w = i % rows_w * s.stride_w + cw, h = i / rows_w % rows_h * s.stride_h + ch;
-        return (i / (rows_w * rows_h) * s.h + h) * s.w + w;
+      const auto pixels = [&](int64_t i, int64_t count, float** out) {
+        int64_t column = i % rows_w, row = i / rows_w % rows_h, n = i / (rows_w * rows_h);
+        for (int64_t r = 0; r < count; ++r) {
+          out[r] = dx + ((n * s.h + row * s.stride_h + ch) * s.w + column * s.stride_w + cw) * s.ci;
+          if (++column < rows_w) continue;
+          column = 0;
+          if (++row == rows_h) row = 0, ++n;
+        }
       };
       if (taps.empty() || s.co == 0) {
         parallel(m, [&](int64_t i) {
-          float* const to = dx + pixel(i) * s.ci;
+          float* to;
+          pixels(i, 1, &to);
           if (epilogue.bias)
             std::copy_n(epilogue.bias, s.ci, to);
           else
@@ -312,15 +347,14 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
         reading.taps.push_back(
             {(ch + s.pad_h - tap.h * s.dilation_h) / s.stride_h, (cw + s.pad_w - tap.w * s.dilation_w) / s.stride_w});
       const gemm::RowPointers rows = row_pointers(std::move(reading));
-      const auto row_of_dx = [&](int64_t i) { return pixel(i) * s.ci; };
       if (by_panel) {
         gemm::multiply_by_panel(m, depths, rows, PackedB(s.ci),
-                                backward_source(s, taps, depths, taps_inside, weight, ws), dx, row_of_dx, epilogue,
-                                parallel, threads);
+                                backward_source(s, taps, depths, taps_inside, weight, ws), pixels, epilogue, parallel,
+                                threads);
         continue;
       }
       pack_backward(s, taps, depths, weight, ws, workspace, parallel);
-      gemm::multiply_indirect(m, depths, rows, PackedB(s.ci), workspace, dx, row_of_dx, epilogue, parallel, threads);
+      gemm::multiply_indirect(m, depths, rows, PackedB(s.ci), workspace, pixels, epilogue, parallel, threads);
     }
 }
 

@@ -7,15 +7,19 @@
 // (gemm::multiply_indirect): no im2col buffer, no reordering of activations.
 namespace kiln::runtime::conv {
 
-/// groups == 1. x: [n, h, w, ci] dense, y: [n, oh, ow, co] dense (the memory of a channels-last NCHW tensor).
+/// x: [n, h, w, ci], y: [n, oh, ow, co], dense (the memory of a channels-last NCHW tensor).
 struct Shape {
   int64_t n, ci, h, w, co, kh, kw, oh, ow;
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t groups = 1;
   int64_t taps() const { return kh * kw; }
   int64_t outputs() const { return n * oh * ow; }
 };
 
-/// A weight [co, ci, kh, kw] (or its gradient) in any dense layout; strides in elements.
+/// Whether there is a kernel: for one group, and for a group for each channel.
+bool supported(const Shape& s);
+
+/// A weight [co, ci / groups, kh, kw] (or its gradient) in any dense layout; strides in elements.
 struct WeightStrides {
   int64_t o, i, h, w;
 };

@@ -17,6 +17,13 @@ void pack_b_panel(const Depths& depths, const PackedB& layout, Matrix b, float* 
                packed + layout.at(block, panel));
 }
 
+/// The rows of a row-major C.
+auto rows_of(float* c, int64_t ldc) {
+  return [c, ldc](int64_t i, int64_t count, float** out) {
+    for (int64_t r = 0; r < count; ++r) out[r] = c + (i + r) * ldc;
+  };
+}
+
 void zero_product(int64_t m, int64_t n, float* c, int64_t ldc, const Epilogue& e) {
   for (int64_t i = 0; i < m; ++i)
     for (int64_t j = 0; j < n; ++j)
@@ -47,27 +54,22 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
 /// out of it: a convolution's border, or most of a large kernel over a small image.
 class TileTable {
  public:
-  void fill(const Depths& depths, const Depths::Block& block, const RowPointers& rows, int64_t i0, int64_t i1) {
-    const int64_t mr = tile().mr, tiles = ceil_div(i1 - i0, mr);
+  void fill(const Depths& depths, const Depths::Block& block, const RowPointers& rows, int64_t i0, int64_t i1,
+            int64_t mr) {
+    const int64_t tiles = ceil_div(i1 - i0, mr);
     const Depths::Segment* const segments = depths.segments.data() + block.first_segment;
-    const float* const zero = zeros();
     segments_ = block.segments;
     pointers_.resize(tiles * segments_ * kMaxTileRows);
     lengths_.resize(tiles * segments_), starts_.resize(tiles * segments_), counts_.resize(tiles);
+    std::vector<int64_t> which(segments_);
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t i = i0 + t * mr, count = std::min(mr, i1 - i);
-      const float** const out = pointers_.data() + t * segments_ * kMaxTileRows;
-      rows(i, count, segments, segments_, out);
-      int64_t kept = 0;
-      for (int64_t s = 0; s < segments_; ++s) {
-        bool used = false;
-        for (int64_t r = 0; r < count; ++r) used |= out[s * kMaxTileRows + r] != zero;
-        if (!used) continue;
-        if (kept != s) std::copy_n(out + s * kMaxTileRows, count, out + kept * kMaxTileRows);
-        lengths_[t * segments_ + kept] = segments[s].length;
-        starts_[t * segments_ + kept++] = segments[s].k - block.k;
+      const int64_t i = i0 + t * mr, at = t * segments_;
+      counts_[t] =
+          rows(i, std::min(mr, i1 - i), segments, segments_, pointers_.data() + at * kMaxTileRows, which.data());
+      for (int64_t q = 0; q < counts_[t]; ++q) {
+        lengths_[at + q] = segments[which[q]].length;
+        starts_[at + q] = segments[which[q]].k - block.k;
       }
-      counts_[t] = kept;
     }
   }
   Left tile_at(int64_t index) const {
@@ -81,25 +83,26 @@ class TileTable {
   std::vector<const float*> pointers_;
 };
 
-/// One block of k of a product: where its tiles go and what is added on the way.
-template <class RowOfC>
+/// One block of k of a product: its tiles' rows, where they go and what is added on the way.
+template <class RowsOfC>
 struct Target {
-  float* c;
-  const RowOfC& row_of_c;
+  int64_t mr;
+  const RowsOfC& rows_of_c;
   const Epilogue& epilogue;
   bool first, last;  // block of k
 };
 
 /// Runs the tiles of rows [i0, i1) with one panel, `packed`, which holds columns [j, j + cols) in lines of `width`.
-template <class LeftOf, class RowOfC>
+template <class LeftOf, class RowsOfC>
 void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int64_t i0, int64_t i1,
-               const LeftOf& left_of, const Target<RowOfC>& to, Ahead* ahead = nullptr) {
-  const int64_t mr = tile().mr;
+               const LeftOf& left_of, const Target<RowsOfC>& to, Ahead* ahead = nullptr) {
+  const int64_t mr = to.mr;
   for (int64_t i = i0; i < i1; i += mr) {
     if (ahead) ahead->ask();
     const int64_t rows = std::min(mr, i1 - i);
     float* c_rows[kMaxTileRows];
-    for (int64_t r = 0; r < rows; ++r) c_rows[r] = to.c + to.row_of_c(i + r) + j;
+    to.rows_of_c(i, rows, c_rows);
+    for (int64_t r = 0; r < rows; ++r) c_rows[r] += j;
     const Store s{c_rows, cols, to.last && to.epilogue.bias ? to.epilogue.bias + j : nullptr,
                   !to.first || to.epilogue.accumulate};
     micro_for(rows, width)(left_of((i - i0) / mr), packed, s);
@@ -107,9 +110,9 @@ void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int6
 }
 
 /// The same for panels [panel0, panel1) of a packed B.
-template <class LeftOf, class RowOfC>
+template <class LeftOf, class RowsOfC>
 void run_panels(const Depths::Block& block, const PackedB& layout, const float* packed, int64_t panel0, int64_t panel1,
-                int64_t i0, int64_t i1, const LeftOf& left_of, const Target<RowOfC>& to, Ahead* ahead = nullptr) {
+                int64_t i0, int64_t i1, const LeftOf& left_of, const Target<RowsOfC>& to, Ahead* ahead = nullptr) {
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel);
     run_panel(packed + layout.at(block, panel), j, std::min(width, layout.n - j), width, i0, i1, left_of, to, ahead);
@@ -125,11 +128,12 @@ struct Cut {
   static constexpr int64_t kCachedFloats = 1 << 19;
   /// Rows of C that wait for whoever takes finished rows stay in the second-level cache.
   static constexpr int64_t kWaitingFloats = 1 << 16;
-  int64_t m, tiles, row_tasks, panels, column_tasks;
-  Cut(int64_t m, const Depths& depths, const PackedB& layout, int threads, bool rows_wait = false)
-      : m(m), tiles(ceil_div(m, tile().mr)), panels(layout.panels()) {
-    int64_t fitting = kBlockFloats / depths.blocks[0].depth / tile().mr;
-    if (rows_wait) fitting = std::min(fitting, kWaitingFloats / layout.n / tile().mr);
+  int64_t m, mr, tiles, row_tasks, panels, column_tasks;
+  /// Tiles have `mr` rows.
+  Cut(int64_t m, int64_t mr, const Depths& depths, const PackedB& layout, int threads, bool rows_wait = false)
+      : m(m), mr(mr), tiles(ceil_div(m, mr)), panels(layout.panels()) {
+    int64_t fitting = kBlockFloats / depths.blocks[0].depth / mr;
+    if (rows_wait) fitting = std::min(fitting, kWaitingFloats / layout.n / mr);
     // Enough tasks that one busy core does not stall the rest.
     const int64_t wanted = std::max(1, threads * 4);
     row_tasks = std::max(ceil_div(tiles, std::max<int64_t>(1, fitting)), std::min(wanted, tiles));
@@ -138,8 +142,8 @@ struct Cut {
   }
   int64_t tasks() const { return row_tasks * column_tasks; }
   /// Of a task, or one past the last.
-  int64_t first_row(int64_t task) const { return first_tile(task % row_tasks) * tile().mr; }
-  int64_t end_row(int64_t task) const { return std::min(m, first_tile(task % row_tasks + 1) * tile().mr); }
+  int64_t first_row(int64_t task) const { return first_tile(task % row_tasks) * mr; }
+  int64_t end_row(int64_t task) const { return std::min(m, first_tile(task % row_tasks + 1) * mr); }
   int64_t first_panel(int64_t task) const { return task / row_tasks * panels / column_tasks; }
   int64_t end_panel(int64_t task) const { return (task / row_tasks + 1) * panels / column_tasks; }
 
@@ -239,7 +243,7 @@ int64_t packed_floats(int64_t k, int64_t n) { return round_up(n, 16) * k; }
 
 int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   if (a.col == 1 || m == 0 || n == 0 || k == 0) return 0;
-  const Cut cut(m, Depths(1, k), PackedB(n), threads);
+  const Cut cut(m, tile().mr, Depths(1, k), PackedB(n), threads);
   return cut.column_tasks == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
 }
 
@@ -268,18 +272,19 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
   const int64_t mr = tile().mr;
   if (a.col == 1) {  // rows are contiguous: read them where they are
     const RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment* s, int64_t segments,
-                                 const float** out) {
-      for (int64_t g = 0; g < segments; ++g, out += kMaxTileRows)
+                                 const float** out, int64_t* which) {
+      for (int64_t g = 0; g < segments; ++g, out += kMaxTileRows) {
+        which[g] = g;
         for (int64_t r = 0; r < count; ++r) out[r] = a.data + (i + r) * a.row + s[g].k;
+      }
+      return segments;
     };
-    multiply_indirect(
-        m, depths, rows, layout, packed, c, [ldc](int64_t i) { return i * ldc; }, epilogue, parallel, threads);
-    return;
+    return multiply_indirect(m, depths, rows, layout, packed, rows_of(c, ldc), epilogue, parallel, threads);
   }
   // Otherwise pack A into panels of mr rows, k-major.
-  const Cut cut(m, depths, layout, threads, epilogue.rows_done != nullptr);
+  const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
   RowsLeft left(cut, epilogue.rows_done);
-  const auto row_of_c = [ldc](int64_t i) { return i * ldc; };
+  const auto rows_of_c = rows_of(c, ldc);
   if (cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
   parallel(cut.tasks(), [&](int64_t task) {
     const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
@@ -301,7 +306,7 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
         return Left{1, &block.depth, rows, mr, nullptr};
       };
       run_panels(block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1, left_of,
-                 Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
+                 Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
     }
     left.finished(task);
   });
@@ -310,11 +315,12 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
 namespace {
 
 /// `left_of(block)` gives the left operands of a block of k: a function of the tile's index.
-template <class LeftOf, class RowOfC>
+template <class LeftOf, class RowsOfC>
 void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const PackedB& layout,
-                  const PanelSource& source, float* c, const RowOfC& row_of_c, const Epilogue& epilogue,
+                  const PanelSource& source, const RowsOfC& rows_of_c, const Epilogue& epilogue,
                   const Parallel& parallel, int threads) {
-  const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), tiles = ceil_div(m, tile().mr);
+  const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), mr = tile().mr;
+  const int64_t tiles = ceil_div(m, mr);
   const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
   const auto multiply_panel = [&](int64_t panel, int64_t following) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
@@ -328,7 +334,7 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
         ahead = source.ahead(depths.blocks[0], following, tiles);
       source.pack(block, panel, packed);
       run_panel(packed, j, cols, width, 0, m, left_of(block),
-                Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
+                Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
     }
   };
   parallel(ceil_div(layout.panels(), run), [&](int64_t task) {
@@ -366,8 +372,7 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
                              return b.col == 1 ? Ahead(from, block.depth, b.row, layout.columns(panel), pieces)
                                                : Ahead(from, layout.columns(panel), b.col, block.depth, pieces);
                            }};
-  run_by_panel(
-      m, depths, left_of, layout, source, c, [ldc](int64_t i) { return i * ldc; }, epilogue, parallel, threads);
+  run_by_panel(m, depths, left_of, layout, source, rows_of(c, ldc), epilogue, parallel, threads);
 }
 
 }  // namespace
@@ -393,37 +398,38 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
 }
 
 void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
-                       const float* packed, float* c, const std::function<int64_t(int64_t)>& row_of_c,
-                       const Epilogue& epilogue, const Parallel& parallel, int threads) {
+                       const float* packed, const RowsOfC& rows_of_c, const Epilogue& epilogue,
+                       const Parallel& parallel, int threads) {
   if (m == 0 || layout.n == 0) return;
-  const Cut cut(m, depths, layout, threads, epilogue.rows_done != nullptr);
+  const int64_t mr = tile_rows_for(layout.width(0));
+  const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
   RowsLeft left(cut, epilogue.rows_done);
   parallel(cut.tasks(), [&](int64_t task) {
     const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
     TileTable table;
     for (const Depths::Block& block : depths.blocks) {
-      table.fill(depths, block, rows, i0, i1);
+      table.fill(depths, block, rows, i0, i1, mr);
       run_panels(
           block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1,
           [&](int64_t index) { return table.tile_at(index); },
-          Target{c, row_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
+          Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
     }
     left.finished(task);
   });
 }
 
 void multiply_by_panel(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
-                       const PanelSource& source, float* c, const std::function<int64_t(int64_t)>& row_of_c,
-                       const Epilogue& epilogue, const Parallel& parallel, int threads) {
+                       const PanelSource& source, const RowsOfC& rows_of_c, const Epilogue& epilogue,
+                       const Parallel& parallel, int threads) {
   if (m == 0 || layout.n == 0) return;
   std::vector<TileTable> tables(depths.blocks.size());
   parallel(static_cast<int64_t>(tables.size()),
-           [&](int64_t b) { tables[b].fill(depths, depths.blocks[b], rows, 0, m); });
+           [&](int64_t b) { tables[b].fill(depths, depths.blocks[b], rows, 0, m, tile().mr); });
   const auto left_of = [&](const Depths::Block& block) {
     const TileTable& table = tables[&block - depths.blocks.data()];
     return [&table](int64_t index) { return table.tile_at(index); };
   };
-  run_by_panel(m, depths, left_of, layout, source, c, row_of_c, epilogue, parallel, threads);
+  run_by_panel(m, depths, left_of, layout, source, rows_of_c, epilogue, parallel, threads);
 }
 
 namespace {

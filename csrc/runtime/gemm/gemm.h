@@ -93,17 +93,20 @@ struct PackedB {
 /// Rows per register tile.
 int64_t tile_rows();
 
-/// For rows [i, i + count) and each of the segments, the address of the row's first element of segment s to
-/// out[s * kMaxTileRows + row]; rows of zeros point to zeros().
-using RowPointers =
-    std::function<void(int64_t i, int64_t count, const Depths::Segment* segments, int64_t how_many, const float** out)>;
+/// For rows [i, i + count) and those of the segments in which they are not all zeros: the address of row r's first
+/// element of the q-th of these segments to out[q * kMaxTileRows + r], the segment's index to which[q]. Rows of zeros
+/// point to zeros(). Returns how many segments these are.
+using RowPointers = std::function<int64_t(int64_t i, int64_t count, const Depths::Segment* segments, int64_t how_many,
+                                          const float** out, int64_t* which)>;
+/// The addresses of rows [i, i + count) of C, to `out`.
+using RowsOfC = std::function<void(int64_t i, int64_t count, float** out)>;
 /// kMaxDepth zeros.
 const float* zeros();
 
-/// C = A B with A's rows through pointers (elements of a segment contiguous), B packed, row i of C at c + row_of_c(i).
+/// C = A B with the rows of A (elements of a segment contiguous) and of C through pointers, B packed.
 void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
-                       const float* packed, float* c, const std::function<int64_t(int64_t)>& row_of_c,
-                       const Epilogue& epilogue, const Parallel& parallel, int threads);
+                       const float* packed, const RowsOfC& rows_of_c, const Epilogue& epilogue,
+                       const Parallel& parallel, int threads);
 
 /// Where B's panels come from when they are packed on the way, by the task that multiplies them.
 struct PanelSource {
@@ -117,8 +120,8 @@ struct PanelSource {
 bool packs_by_panel(int64_t n, int64_t k, int64_t a_floats, int threads);
 /// As multiply_indirect; the epilogue's rows_done is not called.
 void multiply_by_panel(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
-                       const PanelSource& source, float* c, const std::function<int64_t(int64_t)>& row_of_c,
-                       const Epilogue& epilogue, const Parallel& parallel, int threads);
+                       const PanelSource& source, const RowsOfC& rows_of_c, const Epilogue& epilogue,
+                       const Parallel& parallel, int threads);
 
 /// Packs `count` (<= width) vectors of length k: element (v, p) from src[v * vec + p * step] to dst[p * width + v]; the
 /// rest of each line is zero.

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include <array>
+#include <utility>
 
 #define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prfchw")))
 #define KILN_AVX2 __attribute__((target("avx2,fma,prfchw")))
@@ -18,6 +19,10 @@ namespace {
 // loads for a multiplication, 10 for 24 (8 x 48: 11), and a neighbour on the core leaves about one load a cycle.
 constexpr Tile kTile512{6, 64};
 constexpr Tile kTile256{6, 16};  // 12 accumulators, 2 of B, 1 broadcast: 15 of 16 registers
+// With one or two vectors of columns, six rows are too few accumulators to hide the latency of an addition, and what a
+// tile costs beside its multiplications counts for more.
+constexpr int64_t kTallRows512 = 12, kTallColumns512 = 32;
+static_assert(kTallRows512 == kMaxTileRows);
 
 // R rows by V vectors of columns; both are template parameters so that every accumulator is a register. Four steps
 // are unrolled and no operand is prefetched: where a neighbour on the core's other hardware thread takes issue slots,
@@ -28,7 +33,7 @@ KILN_AVX512 inline __attribute__((always_inline)) void step512(const float* cons
   __m512 row[V];
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) row[v] = _mm512_load_ps(b + 16 * v);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     const __m512 x = _mm512_set1_ps(a[i][at]);
 #pragma GCC unroll 4
@@ -43,9 +48,12 @@ KILN_AVX512 inline __attribute__((always_inline)) const float* run512(const floa
                                                                       __m512 (&acc)[R][V]) {
   const int64_t step = kStep ? kStep : stride, whole = length / 4 * 4 * step, end = length * step;
   int64_t p = 0;
-  for (; p < whole; p += 4 * step, b += 4 * 16 * V) {
+  for (; p < whole; b += 4 * 16 * V) {
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) step512<R, V>(a, p + u * step, b + u * 16 * V, acc);
+    for (int u = 0; u < 4; ++u, p += step) {
+      step512<R, V>(a, p, b + u * 16 * V, acc);
+      if constexpr (R > kTile512.mr) asm("" : "+r"(p));  // one index for all steps: registers for it are scarce
+    }
   }
   for (; p < end; p += step, b += 16 * V) step512<R, V>(a, p, b, acc);
   return b;
@@ -57,18 +65,18 @@ template <int R, int V>
 KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) {
   const float* b = panel;
   __m512 acc[R][V];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       acc[i][v] = _mm512_setzero_ps();
       __builtin_prefetch(s.c[i] + 16 * v, 1);
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int i = 0; i < R; ++i) __builtin_prefetch(s.c[i] + 16 * V - 1, 1);
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < R; ++i) a[i] = left.rows[g * kMaxTileRows + i];
     if (left.starts) b = panel + left.starts[g] * 16 * V;
     b = left.step == 1 ? run512<R, V, 1>(a, left.lengths[g], 1, b, acc)
@@ -79,7 +87,7 @@ KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) 
     const int64_t rest = s.cols - 16 * v;
     const __mmask16 mask = rest >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << rest) - 1);
     const __m512 bias = s.bias ? _mm512_maskz_loadu_ps(mask, s.bias + 16 * v) : _mm512_setzero_ps();
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < R; ++i) {
       float* c = s.c[i] + 16 * v;
       __m512 x = acc[i][v];
@@ -94,7 +102,7 @@ template <int R>
 KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
   const float* b = panel;
   __m256 acc[R][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     __builtin_prefetch(s.c[i], 1);
@@ -102,13 +110,13 @@ KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
   }
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < R; ++i) a[i] = left.rows[g * kMaxTileRows + i];
     if (left.starts) b = panel + left.starts[g] * 16;
     const int64_t end = left.lengths[g] * left.step;
     for (int64_t p = 0; p < end; p += left.step) {
       const __m256 b0 = _mm256_load_ps(b), b1 = _mm256_load_ps(b + 8);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
         const __m256 x = _mm256_broadcast_ss(a[i] + p);
         acc[i][0] = _mm256_fmadd_ps(x, b0, acc[i][0]);
@@ -118,7 +126,7 @@ KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
     }
   }
   alignas(32) float row[16];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     _mm256_store_ps(row, acc[i][0]);
     _mm256_store_ps(row + 8, acc[i][1]);
@@ -131,12 +139,16 @@ KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
   }
 }
 
-template <int V>
-constexpr std::array<Micro, 7> rows512() {
-  return {nullptr, micro512<1, V>, micro512<2, V>, micro512<3, V>, micro512<4, V>, micro512<5, V>, micro512<6, V>};
+// By the number of rows: 1 .. sizeof...(kRows).
+template <int V, size_t... kRows>
+constexpr std::array<Micro, kMaxTileRows + 1> rows512(std::index_sequence<kRows...>) {
+  return {nullptr, micro512<kRows + 1, V>...};
 }
+using Tall = std::make_index_sequence<kTallRows512>;
+using Usual = std::make_index_sequence<kTile512.mr>;
 // Tiles at the lower and right edge cost what their rows and vectors cost, not a whole tile's.
-constexpr std::array<std::array<Micro, 7>, 4> kMicro512 = {rows512<1>(), rows512<2>(), rows512<3>(), rows512<4>()};
+constexpr std::array<std::array<Micro, kMaxTileRows + 1>, 4> kMicro512 = {rows512<1>(Tall{}), rows512<2>(Tall{}),
+                                                                          rows512<3>(Usual{}), rows512<4>(Usual{})};
 constexpr std::array<Micro, 7> kMicro256 = {nullptr,     micro256<1>, micro256<2>, micro256<3>,
                                             micro256<4>, micro256<5>, micro256<6>};
 
@@ -149,6 +161,7 @@ bool has_avx512() {
 }
 
 Tile tile() { return has_avx512() ? kTile512 : kTile256; }
+int64_t tile_rows_for(int64_t width) { return has_avx512() && width <= kTallColumns512 ? kTallRows512 : tile().mr; }
 
 Micro micro_for(int64_t rows, int64_t width) {
   return has_avx512() ? kMicro512[width / 16 - 1][rows] : kMicro256[rows];

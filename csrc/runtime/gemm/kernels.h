@@ -8,8 +8,11 @@ namespace kiln::runtime::gemm {
 struct Tile {
   int64_t mr, nr;
 };
-constexpr int64_t kMaxTileRows = 6, kMaxTileColumns = 64;
+constexpr int64_t kMaxTileRows = 12, kMaxTileColumns = 64;
 Tile tile();
+/// Rows of the tile for panels of at most `width` columns: more than tile().mr where so few columns would leave the
+/// multipliers waiting. At least tile().mr, at most kMaxTileRows.
+int64_t tile_rows_for(int64_t width);
 bool has_avx512();
 
 /// Left operand of a tile: `segments` runs of `lengths[s]` steps; row i of run s starts at rows[s * kMaxTileRows + i]
@@ -33,7 +36,7 @@ struct Store {
 
 /// Multiplies a tile: rows of `left` by a packed panel `b` (`width` floats a step, 64-byte aligned).
 using Micro = void (*)(const Left& left, const float* b, const Store& s);
-/// The kernel for this many rows (1 .. tile().mr) and this panel width (16, 32, .. tile().nr).
+/// The kernel for this many rows (1 .. tile_rows_for(width)) and this panel width (16, 32, .. tile().nr).
 Micro micro_for(int64_t rows, int64_t width);
 
 /// Transposes a 16 x 16 block. Needs AVX-512.

@@ -59,6 +59,10 @@ Case random_case(std::mt19937& random) {
     if (s.oh > 1 && between(0, 7) == 0) --s.oh;  // a transposed convolution with much output padding
     const int64_t taps = s.taps();
     if (s.outputs() * s.co * s.ci * taps > 4'000'000) continue;
+    if (between(0, 4) == 0 && s.co > 1) {  // a group for each channel
+      s.ci = s.groups = s.co;
+      return {s, {taps, taps, s.kw, 1}, static_cast<int>(between(1, 6))};
+    }
     const WeightStrides layouts[] = {{s.ci * taps, taps, s.kw, 1},         // row-major
                                      {s.ci * taps, 1, s.kw * s.ci, s.ci},  // channels-last
                                      {taps, s.co * taps, s.kw, 1}};        // transposed
@@ -73,13 +77,14 @@ void expect_close(float* got, const std::vector<double>& want, const char* what)
 TEST(ConvShapes, EqualPlainLoops) {
   if (!gemm::supported()) GTEST_SKIP();
   std::mt19937 random(5);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 500; ++round) {
     const auto [s, ws, threads] = random_case(random);
     SCOPED_TRACE("n " + std::to_string(s.n) + " channels " + std::to_string(s.ci) + " to " + std::to_string(s.co) +
                  " image " + std::to_string(s.h) + "x" + std::to_string(s.w) + " to " + std::to_string(s.oh) + "x" +
                  std::to_string(s.ow) + " kernel " + std::to_string(s.kh) + "x" + std::to_string(s.kw) + " round " +
                  std::to_string(round));
-    const int64_t inputs = s.n * s.h * s.w * s.ci, weights = s.co * s.ci * s.taps(), outputs = s.outputs() * s.co;
+    const int64_t in_group = s.ci / s.groups, out_group = s.co / s.groups;
+    const int64_t inputs = s.n * s.h * s.w * s.ci, weights = s.co * in_group * s.taps(), outputs = s.outputs() * s.co;
     Buffer x(inputs, random), w(weights, random), dy(outputs, random), shift_y(s.co, random), shift_x(s.ci, random);
     std::vector<double> y(outputs), dx(inputs), dw(weights);
     for (int64_t i = 0; i < outputs; ++i) y[i] = shift_y[i % s.co];
@@ -92,11 +97,11 @@ TEST(ConvShapes, EqualPlainLoops) {
         if (h < 0 || h >= s.h || v < 0 || v >= s.w) continue;
         const int64_t in = ((n * s.h + h) * s.w + v) * s.ci;
         for (int64_t o = 0; o < s.co; ++o)
-          for (int64_t i = 0; i < s.ci; ++i) {
-            const int64_t place = o * ws.o + i * ws.i + kh * ws.h + kw * ws.w;
-            y[out * s.co + o] += static_cast<double>(x[in + i]) * w[place];
-            dx[in + i] += static_cast<double>(dy[out * s.co + o]) * w[place];
-            dw[place] += static_cast<double>(dy[out * s.co + o]) * x[in + i];
+          for (int64_t i = 0; i < in_group; ++i) {
+            const int64_t place = o * ws.o + i * ws.i + kh * ws.h + kw * ws.w, from = in + o / out_group * in_group + i;
+            y[out * s.co + o] += static_cast<double>(x[from]) * w[place];
+            dx[from] += static_cast<double>(dy[out * s.co + o]) * w[place];
+            dw[place] += static_cast<double>(dy[out * s.co + o]) * x[from];
           }
       }
     Buffer result(std::max({inputs, weights, outputs}));
@@ -105,7 +110,7 @@ TEST(ConvShapes, EqualPlainLoops) {
       forward(s, x, w, ws, {shift_y}, result, work, kSerial, threads);
       expect_close(result, y, "forward");
     }
-    {
+    if (worth_packing(s)) {
       Buffer packed(packed_weight_floats(s)), work(forward_packed_workspace(s));
       pack_weight(s, w, ws, packed, kSerial);
       forward_packed(s, x, packed, {shift_y}, result, work, kSerial, threads);

@@ -384,6 +384,46 @@ TEST(Llvm, SmallSteps) {
         }
 }
 
+// Elements that lanes share, and indices that start again: divisors of a vector's width, multiples of it, and others;
+// also behind a condition, and where the index has further terms.
+TEST(Llvm, RepeatedElements) {
+  std::mt19937 rng(11);
+  for (const DType t : {DType::Float32, DType::Int64, DType::Bool})
+    for (const int64_t by : {2, 3, 4, 8, 10, 16, 32, 64})
+      for (const int64_t count : {1, 5})
+        for (const int64_t step : {1, 3})
+          for (const int bits : {512, 256}) {
+            const int64_t n = 3, w = by * count;
+            Program p;
+            const BufferId x = p.add_buffer("x", t, n * w * step + by, BufferKind::Input);
+            const auto nest = [&](const char* name, const std::function<Expr(loops::Index)>& index, bool condition) {
+              const BufferId out = p.add_buffer(name, t, n * w, BufferKind::Output);
+              p.add_nest(loops::pointwise(p.buffers, name, {n, w},
+                                          [&](loops::Ops& o, loops::Index i) {
+                                            if (!condition) return o.load(x, index(i));
+                                            const loops::Val mask = o.in_range(i[1] + i[0] * Expr(5), 2, w);
+                                            return o.masked_load(x, index(i), mask, o.constant(t, 1));
+                                          },
+                                          {out}));
+            };
+            const auto divided = [&](loops::Index i) { return i[0] * Expr(count) + floordiv(i[1], by) * Expr(step); };
+            const auto again = [&](loops::Index i) { return i[0] * Expr(by) + mod(i[1], by) * Expr(step); };
+            const auto turned = [&](loops::Index i) { return floordiv(i[1], by) + mod(i[1], by) * Expr(count); };
+            const auto moved = [&](loops::Index i) { return floordiv(i[1] + i[0] * Expr(by), 2 * by) + i[0]; };
+            for (const bool condition : {false, true}) {
+              const std::string end = condition ? "_masked" : "";
+              nest(("divided" + end).c_str(), divided, condition);
+              nest(("again" + end).c_str(), again, condition);
+              nest(("turned" + end).c_str(), turned, condition);
+              nest(("moved" + end).c_str(), moved, condition);
+            }
+            Memory m(p.buffers);
+            fill(m, p.buffers, x, rng);
+            check_program(p, m, 0, {}, bits);
+            if (HasFailure()) return;
+          }
+}
+
 // Rows shorter than a vector, many to a unit; a last dim of every small size.
 TEST(Llvm, ShortRows) {
   std::mt19937 rng(10);

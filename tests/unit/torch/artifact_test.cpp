@@ -5,7 +5,6 @@
 #include "aten/convert.h"
 #include "base/error.h"
 #include "compiler/compile.h"
-#include "runtime/pool.h"
 
 namespace kiln {
 namespace {
@@ -110,17 +109,6 @@ TEST(Artifact, ConcurrentCallsDoNotMix) {
     });
   for (auto& t : threads) t.join();
   EXPECT_EQ(bad, 0);
-}
-
-TEST(Pool, ReusesFreedBlocks) {
-  void* first;
-  {
-    auto p = runtime::pool_allocator()->allocate(1 << 20);
-    first = p.get();
-  }
-  auto again = runtime::pool_allocator()->allocate((1 << 20) - 100);
-  EXPECT_EQ(again.get(), first);
-  EXPECT_GE(runtime::pool_stats().in_use, size_t{1} << 20);
 }
 
 }  // namespace

@@ -1,0 +1,330 @@
+#include "runtime/conv/depthwise.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/conv/image.h"
+#include "runtime/gemm/kernels.h"
+
+namespace kiln::runtime::conv {
+namespace {
+
+using gemm::Parallel;
+
+#define KILN_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq")))
+#define KILN_AVX2 __attribute__((target("avx2,fma")))
+#define KILN_INLINE inline __attribute__((always_inline))
+
+/// kLanes floats anywhere in memory.
+template <int kLanes>
+struct Lanes {
+  typedef float type __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
+};
+
+// --- sums over taps --------------------------------------------------------------------------------------------------
+
+/// One of the inputs that a result sums up: so many floats from the result's place in the input, times `weight`, one a
+/// channel. In pictures, it is `column` pixels to the right.
+struct Near {
+  int64_t away, column;
+  const float* weight;
+};
+
+/// kPixels results in a row, `to_step` floats apart, from inputs `from_step` floats apart.
+struct Sums {
+  int64_t channels;
+  const Near* taps;
+  int64_t count;
+  const float* from;
+  int64_t from_step;
+  const float* bias;
+  float* to;
+  int64_t to_step;
+};
+
+/// Vectors of channels from `c` on.
+template <int kLanes, int kVectors, int kPixels>
+KILN_INLINE void sum_vectors(const Sums& s, int64_t c) {
+  using Vector = typename Lanes<kLanes>::type;
+  Vector sum[kPixels][kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector first = s.bias ? *reinterpret_cast<const Vector*>(s.bias + c + v * kLanes) : Vector{};
+#pragma GCC unroll 4
+    for (int p = 0; p < kPixels; ++p) sum[p][v] = first;
+  }
+  for (int64_t t = 0; t < s.count; ++t) {
+    const float *weight = s.taps[t].weight + c, *from = s.from + s.taps[t].away + c;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector w = *reinterpret_cast<const Vector*>(weight + v * kLanes);
+#pragma GCC unroll 4
+      for (int p = 0; p < kPixels; ++p)
+        sum[p][v] += w * *reinterpret_cast<const Vector*>(from + p * s.from_step + v * kLanes);
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < kPixels; ++p)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<Vector*>(s.to + p * s.to_step + c + v * kLanes) = sum[p][v];
+}
+template <int kLanes, int kPixels>
+KILN_INLINE void sum_channels(const Sums& s) {
+  int64_t c = 0;
+  for (; c + 2 * kLanes <= s.channels; c += 2 * kLanes) sum_vectors<kLanes, 2, kPixels>(s, c);
+  for (; c + kLanes <= s.channels; c += kLanes) sum_vectors<kLanes, 1, kPixels>(s, c);
+  for (; c + 8 <= s.channels; c += 8) sum_vectors<8, 1, kPixels>(s, c);
+  for (; c < s.channels; ++c) sum_vectors<1, 1, kPixels>(s, c);
+}
+template <int kPixels>
+KILN_AVX512 void sum512(const Sums& s) {
+  sum_channels<16, kPixels>(s);
+}
+template <int kPixels>
+KILN_AVX2 void sum256(const Sums& s) {
+  sum_channels<8, kPixels>(s);
+}
+template <int kPixels>
+void sum(const Sums& s) {
+  gemm::has_avx512() ? sum512<kPixels>(s) : sum256<kPixels>(s);
+}
+
+/// Results on a grid over each picture: (i, j) sums up the input's pixels (i * step_h + tap.h, j * step_w + tap.w), and
+/// is written to pixel first + i * row + j * column of the result's picture.
+struct Grid {
+  struct Tap {
+    int64_t h, w;
+    const float* weight;
+  };
+  const float* in;
+  int64_t channels, in_h, in_w, step_h, step_w;
+  float* out;
+  int64_t columns, picture, first, row, column;  // picture: pixels of one
+  const float* bias;
+  std::vector<Tap> taps;
+
+  /// Row i of picture n. `memory` is made as large as it takes.
+  void write_row(int64_t n, int64_t i, std::vector<Near>& memory) const {
+    memory.clear();
+    int64_t begin = 0, end = columns;  // where all taps read inside of the picture
+    for (const Tap& tap : taps) {
+      const int64_t h = i * step_h + tap.h;
+      if (h < 0 || h >= in_h) continue;
+      memory.push_back({((n * in_h + h) * in_w + tap.w) * channels, tap.w, tap.weight});
+      begin = std::max(begin, tap.w >= 0 ? 0 : ceil_div(-tap.w, step_w));
+      end = std::min(end, in_w - tap.w <= 0 ? 0 : ceil_div(in_w - tap.w, step_w));
+    }
+    const size_t count = memory.size();
+    begin = std::min(begin, columns), end = std::max(begin, end);
+    const auto sums = [&](int64_t j, size_t from, size_t how_many) {
+      return Sums{channels,
+                  memory.data() + from,
+                  static_cast<int64_t>(how_many),
+                  in + j * step_w * channels,
+                  step_w * channels,
+                  bias,
+                  out + (n * picture + first + i * row + j * column) * channels,
+                  column * channels};
+    };
+    const auto border = [&](int64_t j) {
+      memory.resize(count);
+      for (size_t t = 0; t < count; ++t)
+        if (const int64_t w = j * step_w + memory[t].column; w >= 0 && w < in_w) memory.push_back(memory[t]);
+      sum<1>(sums(j, count, memory.size() - count));
+    };
+    for (int64_t j = 0; j < begin; ++j) border(j);
+    int64_t j = begin;
+    for (; j + 4 <= end; j += 4) sum<4>(sums(j, 0, count));
+    for (; j < end; ++j) sum<1>(sums(j, 0, count));
+    for (; j < columns; ++j) border(j);
+  }
+};
+
+/// How many tasks `lines` rows of pixels are cut into.
+int64_t bands(const Shape& s, int64_t lines, int threads) {
+  constexpr int64_t kFewest = 1 << 15;  // multiplications that are worth waking a thread
+  const int64_t work = s.outputs() * s.taps() * s.co;
+  return std::clamp<int64_t>(std::min<int64_t>(4 * threads, work / kFewest), 1, std::max<int64_t>(1, lines));
+}
+
+/// The weight as [tap, channel].
+void pack(const Shape& s, const float* weight, const WeightStrides& ws, float* to) {
+  for (int64_t tap = 0; tap < s.taps(); ++tap)
+    for (int64_t c = 0; c < s.co; ++c) *to++ = weight[c * ws.o + tap / s.kw * ws.h + tap % s.kw * ws.w];
+}
+
+// --- sums over pixels ------------------------------------------------------------------------------------------------
+
+constexpr int kMostTaps = 8;
+
+/// Products of two rows of pixels, summed up: of `b`, and of `a` for some taps, which begin at a + away[t]. Steps are
+/// from pixel to pixel, in floats; sums of tap t are added to to + t * channels.
+struct Products {
+  int64_t channels;
+  const float* a;
+  const int64_t* away;
+  int64_t a_step;
+  const float* b;
+  int64_t b_step, count;
+  float* to;
+};
+template <int kLanes, int kVectors, int kTaps>
+KILN_INLINE void add_products(const Products& p, int64_t c) {
+  using Vector = typename Lanes<kLanes>::type;
+  Vector sum[kTaps][kVectors];
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v)
+      sum[t][v] = *reinterpret_cast<const Vector*>(p.to + t * p.channels + c + v * kLanes);
+  const float* a[kTaps];
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t) a[t] = p.a + p.away[t] + c;
+  const float* b = p.b + c;
+  for (int64_t j = 0; j < p.count; ++j, b += p.b_step)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector y = *reinterpret_cast<const Vector*>(b + v * kLanes);
+#pragma GCC unroll 8
+      for (int t = 0; t < kTaps; ++t)
+        sum[t][v] += y * *reinterpret_cast<const Vector*>(a[t] + j * p.a_step + v * kLanes);
+    }
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<Vector*>(p.to + t * p.channels + c + v * kLanes) = sum[t][v];
+}
+/// Channels [c, c + width): two vectors of kLanes, or what there is.
+template <int kLanes, int kTaps>
+KILN_INLINE void add_channels(const Products& p, int64_t c, int64_t width) {
+  const int64_t end = c + width;
+  if (width == 2 * kLanes) return add_products<kLanes, 2, kTaps>(p, c);
+  for (; c + kLanes <= end; c += kLanes) add_products<kLanes, 1, kTaps>(p, c);
+  for (; c + 8 <= end; c += 8) add_products<8, 1, kTaps>(p, c);
+  for (; c < end; ++c) add_products<1, 1, kTaps>(p, c);
+}
+template <int kTaps>
+KILN_AVX512 void add512(const Products& p, int64_t c, int64_t width) {
+  add_channels<16, kTaps>(p, c, width);
+}
+template <int kTaps>
+KILN_AVX2 void add256(const Products& p, int64_t c, int64_t width) {
+  add_channels<8, kTaps>(p, c, width);
+}
+using Add = void (*)(const Products&, int64_t, int64_t);
+constexpr Add kAdd512[] = {add512<1>, add512<2>, add512<3>, add512<4>, add512<5>, add512<6>, add512<7>, add512<8>};
+constexpr Add kAdd256[] = {add256<1>, add256<2>, add256<3>, add256<4>, add256<5>, add256<6>, add256<7>, add256<8>};
+void add(int64_t taps, const Products& p, int64_t c, int64_t width) {
+  (gemm::has_avx512() ? kAdd512 : kAdd256)[taps - 1](p, c, width);
+}
+
+}  // namespace
+
+void forward_depthwise(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
+                       const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel,
+                       int threads) {
+  pack(s, weight, ws, workspace);
+  Grid grid{x, s.ci, s.h, s.w, s.stride_h, s.stride_w, y, s.ow, s.oh * s.ow, 0, s.ow, 1, epilogue.bias, {}};
+  for (int64_t tap = 0; tap < s.taps(); ++tap)
+    grid.taps.push_back(
+        {tap / s.kw * s.dilation_h - s.pad_h, tap % s.kw * s.dilation_w - s.pad_w, workspace + tap * s.ci});
+  // Rows that wait for whoever takes them stay in the caches.
+  const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), at_once = ceil_div(1 << 15, s.ow * s.ci);
+  parallel(tasks, [&](int64_t task) {
+    std::vector<Near> memory;
+    for (int64_t line = lines * task / tasks, end = lines * (task + 1) / tasks; line < end;) {
+      const int64_t begin = line, next = std::min(end, line + at_once);
+      for (; line < next; ++line) grid.write_row(line / s.oh, line % s.oh, memory);
+      if (epilogue.rows_done) (*epilogue.rows_done)(begin* s.ow, line* s.ow);
+    }
+  });
+}
+
+void backward_input_depthwise(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
+                              const float* bias, float* dx, float* workspace, const Parallel& parallel, int threads) {
+  pack(s, weight, ws, workspace);
+  // Inputs whose coordinates are equal modulo the stride meet the same taps.
+  std::vector<Grid> grids;
+  for (int64_t ch = 0; ch < s.stride_h; ++ch)
+    for (int64_t cw = 0; cw < s.stride_w; ++cw) {
+      const int64_t columns = std::max<int64_t>(0, ceil_div(s.w - cw, s.stride_w));
+      Grid grid{dy,         s.ci, s.oh, s.ow, 1, 1, dx, columns, s.h * s.w, ch * s.w + cw, s.stride_h * s.w,
+                s.stride_w, bias, {}};
+      for (int64_t tap = 0; tap < s.taps(); ++tap) {
+        const int64_t h = ch + s.pad_h - tap / s.kw * s.dilation_h, w = cw + s.pad_w - tap % s.kw * s.dilation_w;
+        if (h % s.stride_h == 0 && w % s.stride_w == 0)
+          grid.taps.push_back({h / s.stride_h, w / s.stride_w, workspace + tap * s.ci});
+      }
+      grids.push_back(std::move(grid));
+    }
+  const int64_t lines = s.n * s.h, tasks = bands(s, lines, threads);
+  parallel(tasks, [&](int64_t task) {
+    std::vector<Near> memory;
+    for (int64_t line = lines * task / tasks; line < lines * (task + 1) / tasks; ++line)
+      for (int64_t cw = 0; cw < s.stride_w; ++cw)
+        grids[line % s.h % s.stride_h * s.stride_w + cw].write_row(line / s.h, line % s.h / s.stride_h, memory);
+  });
+}
+
+int64_t backward_weight_depthwise_workspace(const Shape& s, int threads) {
+  return bands(s, s.n * s.oh, threads) * s.taps() * s.ci;
+}
+
+void backward_weight_depthwise(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
+                               float* workspace, const Parallel& parallel, int threads) {
+  const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), size = s.taps() * s.ci, channels = s.ci;
+  // So many rows of both pictures stay in the second-level cache while their channels are gone through.
+  const int64_t row_floats = std::max<int64_t>(1, (s.w * s.stride_h + s.ow) * channels);
+  const int64_t at_once = std::max<int64_t>(1, (1 << 16) / row_floats), together = gemm::has_avx512() ? 32 : 16;
+  parallel(tasks, [&](int64_t task) {
+    float* const sums = workspace + task * size;  // [tap, channel]
+    std::fill_n(sums, size, 0.0f);
+    const int64_t begin = lines * task / tasks, end = lines * (task + 1) / tasks;
+    int64_t away[kMostTaps];
+    for (int64_t first = begin; first < end; first += at_once)
+      for (int64_t c = 0; c < channels; c += together)
+        for (int64_t kh = 0; kh < s.kh; ++kh)
+          for (int64_t line = first; line < std::min(end, first + at_once); ++line) {
+            const int64_t h = line % s.oh * s.stride_h + kh * s.dilation_h - s.pad_h;
+            if (h < 0 || h >= s.h) continue;
+            const float* const row = x + (line / s.oh * s.h + h) * s.w * channels;
+            const auto add_taps = [&](int64_t kw, int64_t taps, int64_t from, int64_t to) {
+              if (from >= to) return;
+              for (int64_t t = 0; t < taps; ++t) away[t] = ((kw + t) * s.dilation_w - s.pad_w) * channels;
+              const Products p{channels,
+                               row + from * s.stride_w * channels,
+                               away,
+                               s.stride_w * channels,
+                               dy + (line * s.ow + from) * channels,
+                               channels,
+                               to - from,
+                               sums + (kh * s.kw + kw) * channels};
+              add(taps, p, c, std::min(together, channels - c));
+            };
+            for (int64_t kw = 0; kw < s.kw; kw += kMostTaps) {
+              const int64_t taps = std::min<int64_t>(kMostTaps, s.kw - kw);
+              // Columns for which all of these taps read inside of the picture; and the others, tap by tap.
+              int64_t low = 0, high = s.ow;
+              for (int64_t t = 0; t < taps; ++t) {
+                const Columns columns(s, s.w, (kw + t) * s.dilation_w - s.pad_w);
+                low = std::max(low, columns.begin), high = std::min(high, columns.end);
+              }
+              high = std::max(low, high);
+              add_taps(kw, taps, low, high);
+              for (int64_t t = 0; t < taps; ++t) {
+                const Columns columns(s, s.w, (kw + t) * s.dilation_w - s.pad_w);
+                add_taps(kw + t, 1, columns.begin, std::min(low, columns.end));
+                add_taps(kw + t, 1, std::max(high, columns.begin), columns.end);
+              }
+            }
+          }
+  });
+  for (int64_t tap = 0; tap < s.taps(); ++tap)
+    for (int64_t c = 0; c < channels; ++c) {
+      float sum = 0;
+      for (int64_t task = 0; task < tasks; ++task) sum += workspace[task * size + tap * channels + c];
+      dweight[c * ws.o + tap / s.kw * ws.h + tap % s.kw * ws.w] = sum;
+    }
+}
+
+}  // namespace kiln::runtime::conv

@@ -1,0 +1,21 @@
+#pragma once
+#include "runtime/conv/conv.h"
+
+namespace kiln::runtime::conv {
+
+/// Convolutions in which each output channel reads the input channel of its own (groups == ci == co): no product has
+/// anything to share there, so pixels' channels lie in the vectors, and a pixel is read once for several results.
+inline bool is_depthwise(const Shape& s) { return s.groups > 1 && s.groups == s.ci && s.groups == s.co; }
+
+/// forward(), backward_input() and backward_weight() of such ones. `workspace`: as many floats as are said for these.
+void forward_depthwise(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
+                       const gemm::Epilogue& epilogue, float* y, float* workspace, const gemm::Parallel& parallel,
+                       int threads);
+void backward_input_depthwise(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
+                              const float* bias, float* dx, float* workspace, const gemm::Parallel& parallel,
+                              int threads);
+void backward_weight_depthwise(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
+                               float* workspace, const gemm::Parallel& parallel, int threads);
+int64_t backward_weight_depthwise_workspace(const Shape& s, int threads);
+
+}  // namespace kiln::runtime::conv

@@ -1,0 +1,76 @@
+"""Convolutions with a group for each channel, which have kernels of their own: outputs, all gradients and strides
+against eager."""
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+
+SETTINGS = {
+    "3x3": dict(kernel_size=3, padding=1),
+    "5x5 in steps": dict(kernel_size=5, stride=2, padding=2),
+    "7x7": dict(kernel_size=7, padding=3, bias=False),
+    "other sides": dict(kernel_size=(1, 9), padding=(0, 4), stride=(2, 1)),
+    "dilated": dict(kernel_size=3, dilation=(2, 3), padding=(1, 4)),
+    "larger than the image": dict(kernel_size=11, padding=8, stride=3),
+}
+
+
+def steps(f, module, x):
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    for name, b in module.named_buffers():
+        b.fill_(1 if "var" in name else 0)
+    y = f(x)
+    y.sin().sum().backward()
+    return [y.detach(), x.grad, *[p.grad.clone() for p in module.parameters()], *[b.clone() for b in module.buffers()]]
+
+
+def compare(module, x, strides=True):
+    for a, b in zip(steps(kiln.compile(module, fullgraph=True), module, x), steps(module, module, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-4)
+        assert a.stride() == b.stride() or not strides
+
+
+@pytest.mark.parametrize("channels", [2, 8, 19, 48])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("training", [True, False])
+def test_settings(setting, channels, training):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(channels, channels, groups=channels, **SETTINGS[setting]), nn.BatchNorm2d(channels), nn.ReLU6()
+    ).train(training)
+    compare(module, torch.randn(3, channels, 13, 17))
+    compare(module, torch.randn(2, channels, 9, 12).to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("kernel", [1, 4, 31])
+def test_lines(kernel):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(20, 20, kernel, padding=kernel // 2, groups=20), nn.SiLU())
+    compare(module, torch.randn(3, 20, 41))
+    compare(module, torch.randn(3, 41, 20).transpose(1, 2))
+
+
+def test_runs_on_own_kernels(capfd):
+    module = nn.Sequential(nn.Conv2d(32, 32, 3, groups=32), nn.ReLU())
+    x = torch.randn(2, 32, 10, 10)
+
+    def step(x):
+        module.zero_grad()
+        module(x).square().sum().backward()
+
+    kiln.set_logs("output_code")
+    kiln.compile(step)(x)
+    kiln.set_logs("")
+    plan = capfd.readouterr().err
+    assert "<- convolution(" in plan and "<- convolution_backward(" in plan and "call aten::convolution" not in plan
+
+
+def test_other_groups_are_library_calls():
+    torch.manual_seed(0)
+    # Two outputs for each input: the library's gradient has another stride for a dim of one element.
+    compare(nn.Conv2d(8, 16, 3, groups=8), torch.randn(2, 8, 9, 9), strides=False)
+    compare(nn.Conv2d(16, 16, 3, groups=4), torch.randn(2, 16, 9, 9))
+    compare(nn.ConvTranspose2d(8, 8, 3, groups=8), torch.randn(2, 8, 9, 9), strides=False)
