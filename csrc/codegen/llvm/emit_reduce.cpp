@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include "base/error.h"
@@ -13,14 +14,14 @@ using loops::Stage;
 using loops::ValueId;
 
 namespace {
-bool is_welford(ReduceKind k) { return k == ReduceKind::Welford || k == ReduceKind::WelfordCombine; }
 bool is_arg(ReduceKind k) { return k == ReduceKind::ArgMax || k == ReduceKind::ArgMin; }
 bool is_online(ReduceKind k) { return k == ReduceKind::OnlineSoftmax || k == ReduceKind::OnlineSoftmaxCombine; }
 }  // namespace
 
 std::vector<llvm::Type*> Emitter::accumulator_types(const Inst& i, int width) const {
   Type* t = type_of(i.dtype, width);
-  if (is_welford(i.reduce)) return {t, t, t};  // mean, m2, count
+  if (i.reduce == ReduceKind::Welford) return {t, t, t, t};      // mean - first element, m2, count, first element
+  if (i.reduce == ReduceKind::WelfordCombine) return {t, t, t};  // mean, m2, count
   if (is_arg(i.reduce)) return {t, type_of(DType::Int64, width)};
   if (is_online(i.reduce)) return {t, t};
   return {t};
@@ -56,6 +57,7 @@ std::vector<llvm::Value*> Emitter::identity(const Inst& i, int width) {
       return {lowest(i.reduce == ReduceKind::ArgMin),
               llvm::ConstantInt::get(type_of(DType::Int64, width), std::numeric_limits<int64_t>::max())};
     case ReduceKind::Welford:
+      return {zero, zero, zero, zero};
     case ReduceKind::WelfordCombine:
       return {zero, zero, zero};
     case ReduceKind::OnlineSoftmax:
@@ -126,16 +128,26 @@ std::vector<llvm::Value*> Emitter::combine(const Inst& i, const std::vector<Valu
 }
 
 std::vector<llvm::Value*> Emitter::accumulate(const Inst& i, const std::vector<Value*>& acc,
-                                              const std::vector<Value*>& x) {
+                                              const std::vector<Value*>& x, Value*& reciprocal) {
   Type* type = acc[0]->getType();
   if (i.reduce == ReduceKind::Welford) {
+    // Counted from the first element on, elements are of the size of their spread, and so are rounding errors. The mean
+    // waits for no division.
     Value* n = b_.CreateFAdd(acc[2], fconst(type, 1.0));
-    Value* delta = b_.CreateFSub(x[0], acc[0]);
-    Value* mean = b_.CreateFAdd(acc[0], b_.CreateFDiv(delta, n));
-    return {mean, b_.CreateFAdd(acc[1], b_.CreateFMul(delta, b_.CreateFSub(x[0], mean))), n};
+    if (!reciprocal) reciprocal = b_.CreateFDiv(fconst(type, 1.0), n);
+    Value* first = b_.CreateSelect(b_.CreateFCmpOEQ(acc[2], llvm::Constant::getNullValue(type)), x[0], acc[3]);
+    Value* from_first = b_.CreateFSub(x[0], first);
+    Value* delta = b_.CreateFSub(from_first, acc[0]);
+    Value* mean = b_.CreateFAdd(acc[0], b_.CreateFMul(delta, reciprocal));
+    Value* m2 = b_.CreateFAdd(acc[1], b_.CreateFMul(delta, b_.CreateFSub(from_first, mean)));
+    return {mean, m2, n, first};
   }
   if (i.reduce == ReduceKind::OnlineSoftmax) return combine(i, acc, {x[0], fconst(type, 1.0)});
   return combine(i, acc, x);
+}
+
+std::vector<llvm::Value*> Emitter::absolute(const std::vector<Value*>& acc) {
+  return {b_.CreateFAdd(acc[0], acc[3]), acc[1], acc[2]};
 }
 
 void Emitter::begin_reductions(const Stage& s, int width, int unroll, bool cascade) {
@@ -168,11 +180,15 @@ void Emitter::emit_reduce_step(ValueId id) {
   const std::vector<Type*> types = accumulator_types(i, w);
   Parts result[3];
   const int parts = lanes_.var < 0 ? 1 : lanes_.parts;
+  // Where lanes are results, all of them have seen as many elements.
+  const bool together = std::find(nest_.outer.begin(), nest_.outer.end(), lanes_.var) != nest_.outer.end();
+  Value* reciprocal = nullptr;
   for (int p = 0; p < parts; ++p) {
+    if (!together) reciprocal = nullptr;
     std::vector<Value*> acc, x;
     for (size_t c = 0; c < types.size(); ++c) acc.push_back(b_.CreateLoad(types[c], a.slots[p][c]));
     for (ValueId arg : i.args) x.push_back(part(env_[arg], p, w));
-    std::vector<Value*> next = accumulate(i, acc, x);
+    std::vector<Value*> next = accumulate(i, acc, x, reciprocal);
     Value* mask = lanes_.var < 0 ? nullptr : lanes_.masks[p];
     for (size_t c = 0; c < types.size(); ++c) {
       if (mask) next[c] = b_.CreateSelect(mask, next[c], acc[c]);
@@ -217,6 +233,7 @@ void Emitter::finish_reductions(const Stage& s, bool lanes_are_results) {
         if (!a.outer.empty()) v = b_.CreateFAdd(b_.CreateLoad(t, a.outer[p][c]), v);
         parts.back().push_back(v);
       }
+      if (i.reduce == ReduceKind::Welford) parts.back() = absolute(parts.back());
     }
     a.outer.clear();
     std::vector<Parts>& out = reduced_[id];

@@ -148,8 +148,12 @@ class Emitter {
   // emit_reduce.cpp
   std::vector<Value*> identity(const loops::Inst& i, int width);
   std::vector<Value*> combine(const loops::Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b);
-  /// One element (the operands) as a partial result.
-  std::vector<Value*> accumulate(const loops::Inst& i, const std::vector<Value*>& acc, const std::vector<Value*>& x);
+  /// `acc` with one element (the operands) more. `reciprocal`, of the count, may stand in from an accumulator that has
+  /// as many elements; null: it is computed, and left there.
+  std::vector<Value*> accumulate(const loops::Inst& i, const std::vector<Value*>& acc, const std::vector<Value*>& x,
+                                 Value*& reciprocal);
+  /// The accumulator of a Welford reduction as (mean, m2, count).
+  std::vector<Value*> absolute(const std::vector<Value*>& acc);
   void begin_reductions(const loops::Stage& s, int width, int unroll, bool cascade);
   void emit_reduce_step(loops::ValueId id);
   void flush_cascade();
