@@ -89,6 +89,58 @@ void sum(const Sums& s) {
   gemm::has_avx512() ? sum512<kPixels>(s) : sum256<kPixels>(s);
 }
 
+/// The same for kTaps inputs side by side, from each of `count` taps on: their weights are `weight_step` floats apart.
+/// An input is loaded once for all results that it goes to.
+template <int kLanes, int kTaps, int kPixels>
+KILN_INLINE void sum_runs(const Sums& s, int64_t weight_step, int64_t c) {
+  using Vector = typename Lanes<kLanes>::type;
+  const Vector first = s.bias ? *reinterpret_cast<const Vector*>(s.bias + c) : Vector{};
+  Vector sum[kPixels];
+#pragma GCC unroll 8
+  for (int p = 0; p < kPixels; ++p) sum[p] = first;
+  for (int64_t t = 0; t < s.count; ++t) {
+    const float *weight = s.taps[t].weight + c, *from = s.from + s.taps[t].away + c;
+    Vector w[kTaps];
+#pragma GCC unroll 7
+    for (int k = 0; k < kTaps; ++k) w[k] = *reinterpret_cast<const Vector*>(weight + k * weight_step);
+#pragma GCC unroll 14
+    for (int q = 0; q < kPixels + kTaps - 1; ++q) {
+      const Vector x = *reinterpret_cast<const Vector*>(from + q * s.from_step);
+#pragma GCC unroll 7
+      for (int k = 0; k < kTaps; ++k)
+        if (q - k >= 0 && q - k < kPixels) sum[q - k] += x * w[k];
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < kPixels; ++p) *reinterpret_cast<Vector*>(s.to + p * s.to_step + c) = sum[p];
+}
+template <int kLanes, int kTaps, int kPixels>
+KILN_INLINE void sum_channels_of_runs(const Sums& s, int64_t weight_step) {
+  int64_t c = 0;
+  for (; c + kLanes <= s.channels; c += kLanes) sum_runs<kLanes, kTaps, kPixels>(s, weight_step, c);
+  for (; c + 8 <= s.channels; c += 8) sum_runs<8, kTaps, kPixels>(s, weight_step, c);
+  for (; c < s.channels; ++c) sum_runs<1, kTaps, kPixels>(s, weight_step, c);
+}
+// As many results as registers hold beside the weights.
+constexpr int kPixels512 = 8, kPixels256 = 4;
+template <int kTaps>
+KILN_AVX512 void sum_runs512(const Sums& s, int64_t weight_step) {
+  sum_channels_of_runs<16, kTaps, kPixels512>(s, weight_step);
+}
+template <int kTaps>
+KILN_AVX2 void sum_runs256(const Sums& s, int64_t weight_step) {
+  sum_channels_of_runs<8, kTaps, kPixels256>(s, weight_step);
+}
+using SumRuns = void (*)(const Sums&, int64_t weight_step);
+/// For so many taps side by side; null if there is none.
+SumRuns sum_runs_of(int64_t taps) {
+  const bool wide = gemm::has_avx512();
+  if (taps == 3) return wide ? sum_runs512<3> : sum_runs256<3>;
+  if (taps == 5) return wide ? sum_runs512<5> : sum_runs256<5>;
+  if (taps == 7) return wide ? sum_runs512<7> : sum_runs256<7>;
+  return nullptr;
+}
+
 /// Results on a grid over each picture: (i, j) sums up the input's pixels (i * step_h + tap.h, j * step_w + tap.w), and
 /// is written to pixel first + i * row + j * column of the result's picture.
 struct Grid {
@@ -102,6 +154,7 @@ struct Grid {
   int64_t columns, picture, first, row, column;  // picture: pixels of one
   const float* bias;
   std::vector<Tap> taps;
+  int64_t run = 0;  // so many taps after each other lie side by side, in this order or the opposite one
 
   /// Row i of picture n. `memory` is made as large as it takes.
   void write_row(int64_t n, int64_t i, std::vector<Near>& memory) const {
@@ -134,6 +187,14 @@ struct Grid {
     };
     for (int64_t j = 0; j < begin; ++j) border(j);
     int64_t j = begin;
+    if (const SumRuns sum_runs = count ? sum_runs_of(run) : nullptr) {
+      const bool backwards = memory[1].column < memory[0].column;
+      memory.resize(count);
+      for (size_t t = 0; t < count; t += run) memory.push_back(memory[backwards ? t + run - 1 : t]);
+      const int64_t weight_step = backwards ? -channels : channels;
+      const int64_t at_once = gemm::has_avx512() ? kPixels512 : kPixels256;
+      for (; j + at_once <= end; j += at_once) sum_runs(sums(j, count, memory.size() - count), weight_step);
+    }
     for (; j + 4 <= end; j += 4) sum<4>(sums(j, 0, count));
     for (; j < end; ++j) sum<1>(sums(j, 0, count));
     for (; j < columns; ++j) border(j);
@@ -228,6 +289,7 @@ void forward_depthwise(const Shape& s, const float* x, const float* weight, cons
   for (int64_t tap = 0; tap < s.taps(); ++tap)
     grid.taps.push_back(
         {tap / s.kw * s.dilation_h - s.pad_h, tap % s.kw * s.dilation_w - s.pad_w, workspace + tap * s.ci});
+  if (s.stride_w == 1 && s.dilation_w == 1) grid.run = s.kw;
   // Rows that wait for whoever takes them stay in the caches.
   const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), at_once = ceil_div(1 << 15, s.ow * s.ci);
   parallel(tasks, [&](int64_t task) {
@@ -255,6 +317,7 @@ void backward_input_depthwise(const Shape& s, const float* dy, const float* weig
         if (h % s.stride_h == 0 && w % s.stride_w == 0)
           grid.taps.push_back({h / s.stride_h, w / s.stride_w, workspace + tap * s.ci});
       }
+      if (s.stride_w == 1 && s.dilation_w == 1) grid.run = s.kw;
       grids.push_back(std::move(grid));
     }
   const int64_t lines = s.n * s.h, tasks = bands(s, lines, threads);
