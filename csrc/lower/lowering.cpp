@@ -302,8 +302,8 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
     // A value for each channel, say, is not computed for each pixel.
     const int64_t size = t.numel();
     const bool spread = size > 1 && size * kSmall <= uses.widest && t.lazy->loads > 0 && t.lazy->ops > kCheapOps;
-    if (escapes(n, i) || (uses.readers > 1 && !cheap && !recompute) || (spread && !recompute) ||
-        t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
+    const bool kept = !recompute && (spread || (uses.readers > 1 && !cheap));
+    if (escapes(n, i) || kept || t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
       Tensor to = new_buffer(n, i);
       store(t, to, name_of(n, i));
       t = std::move(to);

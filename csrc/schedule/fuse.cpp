@@ -377,7 +377,7 @@ class Fuser {
   /// an image whose pixels hold the channels of several groups side by side, for one group.
   static bool breaks_runs(const Nest& part, const Nest& out) {
     constexpr int64_t kVector = 16, kOften = 64;
-    if (part.stages.size() != 1 || !part.stages[0].vars.empty()) return false;
+    if (!is_pointwise(part)) return false;
     for (ValueId id : part.stages[0].body) {
       const Inst& i = part.insts[id];
       if (i.op != Opcode::Store || contiguous(part, part.outer, i) < kVector) continue;

@@ -286,12 +286,11 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
       lanes_.base = b_.CreateAdd(before, b_.getInt64(static_cast<int64_t>(p) * w));
       Value* at = scalar_index(i.index);
       lanes_.base = before;
-      // Of a last, masked vector the first lanes are the valid ones.
-      v = reach.span == 1 ? splat(scalar_load(at, nullptr, nullptr), w) : load_lanes(i.buffer, at, *offsets, mask);
-      if (reach.span == 1) {
-        out.v.push_back(v);
+      if (reach.span == 1) {  // of a last, masked vector the first lanes are the valid ones
+        out.v.push_back(splat(scalar_load(at, nullptr, nullptr), w));
         continue;
       }
+      v = load_lanes(i.buffer, at, *offsets, mask);
     } else {
       Value* pointers = address(i.buffer, lane_index(i.index, p));
       auto* gather = b_.CreateMaskedGather(vector, pointers, align, mask ? mask : lane_mask(p, w), pass);

@@ -12,8 +12,7 @@
 
 #include "base/round.h"
 #include "runtime/gemm/kernels.h"
-
-#define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+#include "runtime/gemm/target.h"
 
 namespace kiln::runtime::attention {
 namespace {

@@ -5,14 +5,13 @@
 
 #include "runtime/conv/image.h"
 #include "runtime/gemm/kernels.h"
+#include "runtime/gemm/target.h"
 
 namespace kiln::runtime::conv {
 namespace {
 
 using gemm::Parallel;
 
-#define KILN_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq")))
-#define KILN_AVX2 __attribute__((target("avx2,fma")))
 #define KILN_INLINE inline __attribute__((always_inline))
 
 /// kLanes floats anywhere in memory.
@@ -154,7 +153,7 @@ struct Grid {
   int64_t columns, picture, first, row, column;  // picture: pixels of one
   const float* bias;
   std::vector<Tap> taps;
-  int64_t run = 0;  // so many taps after each other lie side by side, in this order or the opposite one
+  int64_t run;  // so many taps after each other lie side by side, in this order or the opposite one; 0: none
 
   /// Row i of picture n. `memory` is made as large as it takes.
   void write_row(int64_t n, int64_t i, std::vector<Near>& memory) const {
@@ -207,6 +206,9 @@ int64_t bands(const Shape& s, int64_t lines, int threads) {
   const int64_t work = s.outputs() * s.taps() * s.co;
   return std::clamp<int64_t>(std::min<int64_t>(4 * threads, work / kFewest), 1, std::max<int64_t>(1, lines));
 }
+
+/// Grid::run of either pass.
+int64_t taps_side_by_side(const Shape& s) { return s.stride_w == 1 && s.dilation_w == 1 ? s.kw : 0; }
 
 /// The weight as [tap, channel].
 void pack(const Shape& s, const float* weight, const WeightStrides& ws, float* to) {
@@ -285,11 +287,11 @@ void forward_depthwise(const Shape& s, const float* x, const float* weight, cons
                        const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel,
                        int threads) {
   pack(s, weight, ws, workspace);
-  Grid grid{x, s.ci, s.h, s.w, s.stride_h, s.stride_w, y, s.ow, s.oh * s.ow, 0, s.ow, 1, epilogue.bias, {}};
+  Grid grid{x, s.ci, s.h, s.w,           s.stride_h, s.stride_w,          y, s.ow, s.oh * s.ow,
+            0, s.ow, 1,   epilogue.bias, {},         taps_side_by_side(s)};
   for (int64_t tap = 0; tap < s.taps(); ++tap)
     grid.taps.push_back(
         {tap / s.kw * s.dilation_h - s.pad_h, tap % s.kw * s.dilation_w - s.pad_w, workspace + tap * s.ci});
-  if (s.stride_w == 1 && s.dilation_w == 1) grid.run = s.kw;
   // Rows that wait for whoever takes them stay in the caches.
   const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), at_once = ceil_div(1 << 15, s.ow * s.ci);
   parallel(tasks, [&](int64_t task) {
@@ -310,14 +312,26 @@ void backward_input_depthwise(const Shape& s, const float* dy, const float* weig
   for (int64_t ch = 0; ch < s.stride_h; ++ch)
     for (int64_t cw = 0; cw < s.stride_w; ++cw) {
       const int64_t columns = std::max<int64_t>(0, ceil_div(s.w - cw, s.stride_w));
-      Grid grid{dy,         s.ci, s.oh, s.ow, 1, 1, dx, columns, s.h * s.w, ch * s.w + cw, s.stride_h * s.w,
-                s.stride_w, bias, {}};
+      Grid grid{dy,
+                s.ci,
+                s.oh,
+                s.ow,
+                1,
+                1,
+                dx,
+                columns,
+                s.h * s.w,
+                ch * s.w + cw,
+                s.stride_h * s.w,
+                s.stride_w,
+                bias,
+                {},
+                taps_side_by_side(s)};
       for (int64_t tap = 0; tap < s.taps(); ++tap) {
         const int64_t h = ch + s.pad_h - tap / s.kw * s.dilation_h, w = cw + s.pad_w - tap % s.kw * s.dilation_w;
         if (h % s.stride_h == 0 && w % s.stride_w == 0)
           grid.taps.push_back({h / s.stride_h, w / s.stride_w, workspace + tap * s.ci});
       }
-      if (s.stride_w == 1 && s.dilation_w == 1) grid.run = s.kw;
       grids.push_back(std::move(grid));
     }
   const int64_t lines = s.n * s.h, tasks = bands(s, lines, threads);

@@ -9,8 +9,7 @@
 #include <array>
 #include <utility>
 
-#define KILN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prfchw")))
-#define KILN_AVX2 __attribute__((target("avx2,fma,prfchw")))
+#include "runtime/gemm/target.h"
 
 namespace kiln::runtime::gemm {
 namespace {
