@@ -163,3 +163,15 @@ def graphs(function, *args, **options):
     counter = CompileCounter()
     kiln.compile(function, backend=counter, **options)(*args)
     return counter.frame_count
+
+
+def training_results(f, module, x):
+    """What a step of `module`, called as f(x), leaves: the output, the gradients of x and of the parameters, and the
+    buffers, which start from their initial values."""
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    for name, b in module.named_buffers():
+        b.fill_(1 if "var" in name else 0)
+    y = f(x)
+    y.sin().sum().backward()
+    return [y.detach(), x.grad, *[p.grad.clone() for p in module.parameters()], *[b.clone() for b in module.buffers()]]

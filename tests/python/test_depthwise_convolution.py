@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import training_results
 
 SETTINGS = {
     "3x3": dict(kernel_size=3, padding=1),
@@ -17,18 +18,12 @@ SETTINGS = {
 }
 
 
-def steps(f, module, x):
-    module.zero_grad()
-    x = x.clone().requires_grad_()
-    for name, b in module.named_buffers():
-        b.fill_(1 if "var" in name else 0)
-    y = f(x)
-    y.sin().sum().backward()
-    return [y.detach(), x.grad, *[p.grad.clone() for p in module.parameters()], *[b.clone() for b in module.buffers()]]
-
-
 def compare(module, x, strides=True):
-    for a, b in zip(steps(kiln.compile(module, fullgraph=True), module, x), steps(module, module, x), strict=True):
+    for a, b in zip(
+        training_results(kiln.compile(module, fullgraph=True), module, x),
+        training_results(module, module, x),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-4)
         assert a.stride() == b.stride() or not strides
 

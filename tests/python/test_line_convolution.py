@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import training_results
 
 SETTINGS = {
     "plain": dict(kernel_size=3),
@@ -14,16 +15,6 @@ SETTINGS = {
     "groups": dict(kernel_size=4, groups=2),
     "no bias": dict(kernel_size=2, stride=2, bias=False),
 }
-
-
-def steps(f, module, x):
-    module.zero_grad()
-    x = x.clone().requires_grad_()
-    for name, b in module.named_buffers():
-        b.fill_(1 if "var" in name else 0)
-    y = f(x)
-    y.sin().sum().backward()
-    return [y.detach(), x.grad, *[p.grad.clone() for p in module.parameters()], *[b.clone() for b in module.buffers()]]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -36,7 +27,11 @@ def test_settings(setting, layer, training):
         training
     )
     x = torch.randn(3, 6, 41)
-    for a, b in zip(steps(kiln.compile(module, fullgraph=True), module, x), steps(module, module, x), strict=True):
+    for a, b in zip(
+        training_results(kiln.compile(module, fullgraph=True), module, x),
+        training_results(module, module, x),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-4)
         assert a.stride() == b.stride()
 
@@ -61,7 +56,11 @@ def test_transposed_and_permuted_inputs():
     torch.manual_seed(0)
     module = nn.Conv1d(8, 12, 3, padding=1)
     x = torch.randn(4, 30, 8).transpose(1, 2)  # as after attention
-    for a, b in zip(steps(kiln.compile(module, fullgraph=True), module, x), steps(module, module, x), strict=True):
+    for a, b in zip(
+        training_results(kiln.compile(module, fullgraph=True), module, x),
+        training_results(module, module, x),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-4)
         assert a.stride() == b.stride()
 
@@ -72,6 +71,8 @@ def test_odd_shapes(shape):
     channels = shape[-2]
     module = nn.Conv1d(channels, 3, 1)
     x = torch.randn(shape)
-    for a, b in zip(steps(kiln.compile(module), module, x), steps(module, module, x), strict=True):
+    for a, b in zip(
+        training_results(kiln.compile(module), module, x), training_results(module, module, x), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-4)
         assert a.stride() == b.stride()

@@ -245,7 +245,8 @@ Emitter::Parts Emitter::emit_load(const Inst& i) {
   const int w = lanes_.width;
   LaneStride lane;
   lane.linear = split_linear(i.index, lanes_.var, lane.stride, lane.rest) && !depends_on_lanes(lane.rest);
-  const auto offsets = lane_offsets(i.index);
+  const bool plain = w == 1 || (lane.linear && (lane.stride == 0 || lane.stride == 1));
+  const auto offsets = plain ? std::nullopt : lane_offsets(i.index);
   const Reach reach = offsets ? reach_of(*offsets) : Reach{};
   Parts out;
   out.uniform = false;

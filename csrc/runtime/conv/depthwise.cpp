@@ -281,6 +281,46 @@ void add(int64_t taps, const Products& p, int64_t c, int64_t width) {
   (gemm::has_avx512() ? kAdd512 : kAdd256)[taps - 1](p, c, width);
 }
 
+/// Adds to `sums`, [tap, channel], what row `line` of dy and the row of x that kernel row `kh` reads for it give, of
+/// channels [c, c + width).
+void add_line(const Shape& s, const float* x, const float* dy, int64_t line, int64_t kh, int64_t c, int64_t width,
+              float* sums) {
+  const int64_t h = line % s.oh * s.stride_h + kh * s.dilation_h - s.pad_h, channels = s.ci;
+  if (h < 0 || h >= s.h) return;
+  const float* const row = x + (line / s.oh * s.h + h) * s.w * channels;
+  const auto reads = [&](int64_t kw) { return Columns(s, s.w, kw * s.dilation_w - s.pad_w); };
+  const auto add_taps = [&](int64_t kw, int64_t taps, int64_t from, int64_t to) {
+    if (from >= to) return;
+    int64_t away[kMostTaps];
+    for (int64_t t = 0; t < taps; ++t) away[t] = ((kw + t) * s.dilation_w - s.pad_w) * channels;
+    const Products p{channels,
+                     row + from * s.stride_w * channels,
+                     away,
+                     s.stride_w * channels,
+                     dy + (line * s.ow + from) * channels,
+                     channels,
+                     to - from,
+                     sums + (kh * s.kw + kw) * channels};
+    add(taps, p, c, width);
+  };
+  for (int64_t kw = 0; kw < s.kw; kw += kMostTaps) {
+    const int64_t taps = std::min<int64_t>(kMostTaps, s.kw - kw);
+    // Columns for which all of these taps read inside of the picture; and the others, tap by tap.
+    int64_t low = 0, high = s.ow;
+    for (int64_t t = 0; t < taps; ++t) {
+      const auto [begin, end] = reads(kw + t);
+      low = std::max(low, begin), high = std::min(high, end);
+    }
+    high = std::max(low, high);
+    add_taps(kw, taps, low, high);
+    for (int64_t t = 0; t < taps; ++t) {
+      const auto [begin, end] = reads(kw + t);
+      add_taps(kw + t, 1, begin, std::min(low, end));
+      add_taps(kw + t, 1, std::max(high, begin), end);
+    }
+  }
+}
+
 }  // namespace
 
 void forward_depthwise(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
@@ -299,7 +339,7 @@ void forward_depthwise(const Shape& s, const float* x, const float* weight, cons
     for (int64_t line = lines * task / tasks, end = lines * (task + 1) / tasks; line < end;) {
       const int64_t begin = line, next = std::min(end, line + at_once);
       for (; line < next; ++line) grid.write_row(line / s.oh, line % s.oh, memory);
-      if (epilogue.rows_done) (*epilogue.rows_done)(begin* s.ow, line* s.ow);
+      if (const gemm::RowsDone* done = epilogue.rows_done) done->operator()(begin * s.ow, line * s.ow);
     }
   });
 }
@@ -357,44 +397,11 @@ void backward_weight_depthwise(const Shape& s, const float* x, const float* dy, 
     float* const sums = workspace + task * size;  // [tap, channel]
     std::fill_n(sums, size, 0.0f);
     const int64_t begin = lines * task / tasks, end = lines * (task + 1) / tasks;
-    int64_t away[kMostTaps];
     for (int64_t first = begin; first < end; first += at_once)
       for (int64_t c = 0; c < channels; c += together)
         for (int64_t kh = 0; kh < s.kh; ++kh)
-          for (int64_t line = first; line < std::min(end, first + at_once); ++line) {
-            const int64_t h = line % s.oh * s.stride_h + kh * s.dilation_h - s.pad_h;
-            if (h < 0 || h >= s.h) continue;
-            const float* const row = x + (line / s.oh * s.h + h) * s.w * channels;
-            const auto add_taps = [&](int64_t kw, int64_t taps, int64_t from, int64_t to) {
-              if (from >= to) return;
-              for (int64_t t = 0; t < taps; ++t) away[t] = ((kw + t) * s.dilation_w - s.pad_w) * channels;
-              const Products p{channels,
-                               row + from * s.stride_w * channels,
-                               away,
-                               s.stride_w * channels,
-                               dy + (line * s.ow + from) * channels,
-                               channels,
-                               to - from,
-                               sums + (kh * s.kw + kw) * channels};
-              add(taps, p, c, std::min(together, channels - c));
-            };
-            for (int64_t kw = 0; kw < s.kw; kw += kMostTaps) {
-              const int64_t taps = std::min<int64_t>(kMostTaps, s.kw - kw);
-              // Columns for which all of these taps read inside of the picture; and the others, tap by tap.
-              int64_t low = 0, high = s.ow;
-              for (int64_t t = 0; t < taps; ++t) {
-                const Columns columns(s, s.w, (kw + t) * s.dilation_w - s.pad_w);
-                low = std::max(low, columns.begin), high = std::min(high, columns.end);
-              }
-              high = std::max(low, high);
-              add_taps(kw, taps, low, high);
-              for (int64_t t = 0; t < taps; ++t) {
-                const Columns columns(s, s.w, (kw + t) * s.dilation_w - s.pad_w);
-                add_taps(kw + t, 1, columns.begin, std::min(low, columns.end));
-                add_taps(kw + t, 1, std::max(high, columns.begin), columns.end);
-              }
-            }
-          }
+          for (int64_t line = first; line < std::min(end, first + at_once); ++line)
+            add_line(s, x, dy, line, kh, c, std::min(together, channels - c), sums);
   });
   for (int64_t tap = 0; tap < s.taps(); ++tap)
     for (int64_t c = 0; c < channels; ++c) {
