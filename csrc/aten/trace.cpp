@@ -124,6 +124,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     stack->back() = record_constant(*trace, data);
     return;
   }
+  if (const std::string& name = op.operator_name().name;
+      (name == "aten::item" || name == "aten::_local_scalar_dense") && is_fake(stack->back().toTensor()))
+    if (const auto value = trace->constant_value ? trace->constant_value(stack->back().toTensor()) : std::nullopt) {
+      stack->back() = *value;
+      return;
+    }
   const auto& schema = op.schema();
   const size_t num_args = schema.arguments().size();
   const size_t first = stack->size() - num_args;

@@ -36,6 +36,8 @@ class Trace {
 
   /// Makes a value for a tensor that was never seen (a graph input), or returns null: the call then fails.
   std::function<graph::Value(const at::Tensor&)> on_unknown;
+  /// The value of a tensor of one element, if the trace's calls alone make it what it is.
+  std::function<std::optional<at::Scalar>(const at::Tensor&)> constant_value;
   /// Called after each appended node.
   std::function<void(graph::Node&)> on_node;
   /// Where the node comes from; shared by the nodes of one instruction.

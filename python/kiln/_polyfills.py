@@ -298,6 +298,42 @@ def record_function___exit__(self, exc_type, exc_value, traceback):
     self.run_callbacks_on_exit = True
 
 
+def one_hot(tensor, num_classes=-1):
+    """torch.nn.functional.one_hot of a known number of classes, with eager's refusals as assertions."""
+    if type(num_classes) is not int or num_classes <= 0 or tensor.dtype != torch.int64 or tensor.numel() == 0:
+        return NotImplemented
+    if (tensor < 0).any():
+        raise RuntimeError("Class values must be non-negative.")
+    if (tensor >= num_classes).any():
+        raise RuntimeError("Class values must be smaller than num_classes.")
+    return (tensor.contiguous().unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
+
+
+def _check_tensor_all_with(error_type, cond, message=None):
+    """torch._check_tensor_all_with, whose branch on the tensor is an assertion of the graph."""
+    if not isinstance(cond, torch.Tensor) or cond.dtype != torch.bool:
+        return NotImplemented
+    if not cond.all():
+        raise failed_check(error_type, message)
+
+
+def failed_check(error_type, message):
+    return error_type("a check of a tensor failed" if message is None else str(message()))
+
+
+def TransformGetItemToIndex___torch_function__(self, func, types, args=(), kwargs=None):
+    """The mode under which a mask's function is called with indices that are tensors: `x[i]` gathers instead of taking a
+    view at the number i."""
+    if func is torch.Tensor.__getitem__:
+        x, index = args
+        index = list(index) if isinstance(index, (tuple, list)) else [index]
+        if all(isinstance(i, (torch.Tensor, int)) for i in index):
+            return torch.ops.aten.index(
+                x, [torch.tensor(i, dtype=torch.int64, device=x.device) if isinstance(i, int) else i for i in index]
+            )
+    return func(*args, **(kwargs or {}))
+
+
 def leave_transforms():
     """Ends all levels of torch.func's transforms on this thread."""
     functorch = torch._C._functorch

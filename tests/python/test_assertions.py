@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: the program's own assert statements are what is tested."""
 import pytest
 import torch
 import torch.distributions as D
+import torch.nn.functional as F
 from torch import nn
 
 import kiln
@@ -272,3 +273,100 @@ def test_a_distribution_with_a_wrong_argument():
     compiled = kiln.compile(f)
     for scale in (torch.ones(2), torch.tensor([1.0, -1.0]), torch.ones(2)):
         assert_same(*[outcome(g, (scale,), {}) for g in (f, compiled)])
+
+
+LABELS = torch.tensor([1, 0, 3, 2])
+
+
+def of_items(labels):
+    assert labels.max().item() <= 3, "a label is too large"
+    if labels.min().item() < 0:
+        raise ValueError("a negative label")
+    return labels * 2
+
+
+def of_a_mean(labels):
+    assert labels.float().mean().item() < 4
+    return labels + 1
+
+
+def checked(labels):
+    torch._check_tensor_all(labels < 4)
+    torch._check_tensor_all(labels >= 0, lambda: f"of {labels.numel()} labels")
+    return labels * 3
+
+
+def one_hot(labels):
+    return F.one_hot(labels, 4), F.one_hot(labels[None], num_classes=6).float() * 2
+
+
+def one_hot_of_a_permuted_one(labels):
+    return F.one_hot(labels.reshape(2, 2).t(), 4)
+
+
+def one_hot_of_a_write(labels):
+    counts = torch.zeros(4)
+    labels += 0
+    return counts + F.one_hot(labels, 4).sum(0)
+
+
+@pytest.mark.parametrize("f", [of_items, of_a_mean, checked, one_hot, one_hot_of_a_permuted_one])
+def test_of_numbers_and_labels(f):
+    assert breaks(f, LABELS) == 0
+    compiled = kiln.compile(f, fullgraph=True)
+    for x in (LABELS, torch.tensor([1, 0, 9, 2]), LABELS, torch.tensor([-1, 0, 1, 2]), torch.tensor([9, 9, -9, 9])):
+        assert_same(*[outcome(g, (x.clone(),), {}) for g in (f, compiled)])
+
+
+@pytest.mark.parametrize("f", [of_items, checked, one_hot])
+def test_labels_of_a_graph_that_writes(f):
+    """What it writes cannot be taken back, so that these assertions are asked before it runs."""
+
+    def writes(labels, total):
+        total += 1.5
+        return f(labels), total * 2
+
+    assert breaks(writes, LABELS, torch.zeros(2)) == 0
+    compiled = kiln.compile(writes)
+    for x in (LABELS, torch.tensor([1, 0, 9, 2]), LABELS, torch.tensor([-1, 0, 1, 2])):
+        assert_same(*[outcome(g, (x.clone(), torch.ones(2)), {}) for g in (writes, compiled)])
+
+
+def test_labels_that_the_graph_writes():
+    check(one_hot_of_a_write, LABELS)
+    compiled = kiln.compile(one_hot_of_a_write)
+    for x in (LABELS, torch.tensor([1, 0, 9, 2])):
+        assert_same(*[outcome(g, (x.clone(),), {}) for g in (one_hot_of_a_write, compiled)])
+
+
+def test_one_hot_without_a_known_number_of_classes():
+    check(lambda labels: F.one_hot(labels), LABELS)
+    check(lambda labels: F.one_hot(labels, 3), torch.zeros(2, 0, dtype=torch.int64))
+    check(lambda labels: F.one_hot(labels, 3), torch.zeros(3))
+
+
+def test_one_hot_in_a_training_step():
+    torch.manual_seed(0)
+    start = nn.Linear(3, 4).state_dict()
+
+    def run(wrap):
+        model = nn.Linear(3, 4)
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x, labels):
+            optimizer.zero_grad()
+            loss = ((model(x) - F.one_hot(labels, 4)) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = wrap(step)
+        torch.manual_seed(1)
+        x = torch.randn(4, 3)
+        losses = [step(x, LABELS) for _ in range(3)]
+        with pytest.raises(RuntimeError, match="smaller than num_classes"):
+            step(x, LABELS + 1)
+        return losses, model.state_dict()
+
+    assert_same(run(lambda f: f), run(lambda f: kiln.compile(f, fullgraph=True)), rtol=1e-5, atol=1e-6)

@@ -210,6 +210,56 @@ print(f(x).tolist(), f(x).tolist())
     assert not done.stderr
 
 
+def test_vmap_does_not_wait_for_what_it_does_not_need():
+    """Only a few losses do; a program that goes another way in eager would never have them loaded."""
+    program = """
+import torch, kiln, torch.nn.functional as F
+from torch.func import grad, vmap
+calls = []
+def f(x):
+    calls.append(0)
+    return vmap(lambda r: r.sin().sum())(x) if torch.compiler.is_compiling() else x.sin().sum(1)
+x = torch.arange(6.0).reshape(2, 3)
+torch.testing.assert_close(kiln.compile(f, fullgraph=True)(x), x.sin().sum(1))
+print(kiln.explain(f)(x).graph_count, torch._functorch.predispatch.DECOMPOSITIONS_LOADED)
+g = kiln.compile(lambda x: vmap(grad(lambda r: F.mse_loss(r, r.detach() * 2)))(x), fullgraph=True)
+expected = -2 * x / 3
+for _ in range(2):
+    torch.testing.assert_close(g(x), expected)
+print(torch._functorch.predispatch.DECOMPOSITIONS_LOADED)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "False", "True"], done.stderr
+
+
+def test_a_program_that_goes_another_way_in_eager():
+    program = """
+import torch, kiln
+def f(x):
+    return torch.func.jvp(torch.sin, (x,), (x,))[1] if torch.compiler.is_compiling() else x.cos() * x
+kiln.set_logs("recompiles")
+g, x = kiln.compile(f), torch.arange(3.0)
+for _ in range(6):
+    torch.testing.assert_close(g(x), x.cos() * x)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("this call runs in eager") == 3
+
+
+def test_associative_scan():
+    scan = pytest.importorskip("torch._higher_order_ops.associative_scan").associative_scan
+
+    def f(a, b):
+        def combine(left, right):
+            return left[0] * right[0], right[0] * left[1] + right[1]
+
+        return scan(combine, (a, b), dim=1, combine_mode="generic")[1]
+
+    a, b = torch.rand(2, 7, 3), torch.randn(2, 7, 3)
+    check(f, a, b, fullgraph=True)
+
+
 def test_batched_gradients():
     def f(x):
         y = x.sin() * W.sum()

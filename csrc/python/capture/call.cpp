@@ -81,13 +81,6 @@ bool tells_compiling(const py311::Frame* caller, bool item_numbers) {
   return true;
 }
 
-/// Whether a function that loads code once has done so: by the flag of its module, else by the module that it imports.
-bool has_loaded(const py311::Frame* frame) {
-  if (PyObject* flag = PyDict_GetItemString(frame->f_func->func_globals, "DECOMPOSITIONS_LOADED"))
-    return flag == Py_True;
-  return PyDict_GetItemString(PyImport_GetModuleDict(), "torch._decomp.decompositions_for_jvp") != nullptr;
-}
-
 bool is_named(PyObject* callable, const char* name) { return strcmp(name_of(callable), name) == 0; }
 
 /// Whether the one named argument of torch's function is a number that scales another: alpha, or value.
@@ -191,8 +184,9 @@ bool Machine::refuses_arguments(PyObject* const* args, size_t nargsf, PyObject* 
 
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
-  // What a transform makes of a call has its own arguments, and appears at torch level as the operators that it runs.
-  if (aten::inside_transform()) return after_c_call(f());
+  if (waits_for_loader(target)) return put_off(missing_loader);
+  // What a transform, or a mode, makes of a call has its own arguments, and appears at torch level as what it runs.
+  if (aten::inside_transform() || py::function_mode_active()) return after_c_call(f());
   const int64_t before = trace.num_nodes;
   ++torch_depth;
   PyObject* r = f();
@@ -403,6 +397,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     return i < n ? args[i] : nullptr;
   };
   const size_t count = n + (bound ? 1 : 0);
+  // What a mode is given as the function where a tensor's attribute is read.
+  if (count == 2 && bound && Py_TYPE(self) == &PyGetSetDescr_Type && is_named(callable, "__get__") &&
+      py::is_tensor(arg(1)))
+    return load_attr(arg(1), PyDescr_NAME(self));
   if (count == 2 && !kwnames)
     if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
   const Policy policy = policy_of(callable);
@@ -450,6 +448,13 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     if (!reads_arguments(callable, args, count_of(nargsf, kwnames))) return nullptr;
     const bool method = bound || Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type;
     if (method && count > 0 && refuses_method(callable, arg(0))) return nullptr;
+  }
+  if (py::function_mode_active()) {
+    if (policy == Policy::Item || policy == Policy::TensorData || policy == Policy::RequiresGrad ||
+        policy == Policy::Polyfill)
+      return after_c_call(native());
+    if (policy == Policy::False && std::string_view(name_of(callable)).starts_with("_has_torch_function"))
+      Py_RETURN_TRUE;
   }
   switch (policy) {
     case Policy::Pure:
@@ -577,8 +582,14 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_run_backward(callable, args, nargsf, kwnames);
     case Policy::Break:
       return graph_break("call-that-breaks", "a call of " + describe(callable));
+    case Policy::Polyfill: {
+      if (options.for_fx || aten::inside_transform()) return torch_call(callable, args, n, kwnames, native);
+      const py::Ref f = py::Ref::steal(PyObject_GetAttrString(polyfills(), name_of(callable)));
+      bool handled = true;
+      PyObject* r = f ? unless_declined(call(f.get(), args, nargsf, kwnames), &handled) : nullptr;
+      return handled ? r : torch_call(callable, args, n, kwnames, native);
+    }
     case Policy::IsCompiling:
-    case Policy::Polyfill:
     case Policy::Defer:
     case Policy::Loads:
     case Policy::Interpret:
@@ -626,6 +637,7 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     const PeerCode peer = peer_code(code);
     if (peer == PeerCode::None) return nullptr;
     *handled = true;
+    if (peer == PeerCode::Polyfill) return call_polyfill(frame, handled);
     if (peer == PeerCode::Marker) return Py_NewRef(Py_None);
     if (peer == PeerCode::Other)
       return graph_break("call-that-breaks", std::string("a call of ") + PyUnicode_AsUTF8(code->co_qualname));
@@ -664,11 +676,7 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     case Policy::Defer:
       return defer_call(frame);
     case Policy::Loads:
-      if (has_loaded(frame)) return Py_NewRef(Py_None);
-      given_up = std::string(PyUnicode_AsUTF8(code->co_qualname)) + " has not run yet in this process";
-      not_yet = broken = true;
-      PyErr_SetNone(graph_break_type());
-      return nullptr;
+      return call_loader(frame);
     case Policy::Paused: {
       Paused paused_here(*this);
       aten::RecordingPaused no_recording;
@@ -686,7 +694,7 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
   const std::string name = PyUnicode_AsUTF8(code->co_qualname), file = PyUnicode_AsUTF8(code->co_filename);
   PeerCode kind = PeerCode::None;
   if (file.find("/torch/_dynamo/") != std::string::npos) {
-    kind = PeerCode::Other;
+    kind = name == "TransformGetItemToIndex.__torch_function__" ? PeerCode::Polyfill : PeerCode::Other;
     // The last two tag modules for that compiler's own use.
     for (const char* wrapper :
          {"DisableContext.__call__.<locals>._fn", "install_generation_tagging_init.<locals>.patched_init",

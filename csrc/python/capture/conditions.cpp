@@ -3,7 +3,9 @@
 // and whether the program takes the branch that it took during the capture. A condition may depend on nothing that is
 // dear to compute.
 // And assertions, which may depend on anything: a graph without effects computes them with its results, and if one
-// fails, the results are dropped and the call runs in eager, which raises.
+// fails, the results are dropped and the call runs in eager, which raises. A graph with effects can ask only those that
+// are conditions as above.
+// What depends on constants alone is computed during the capture.
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/schema.h"
@@ -26,8 +28,19 @@ const graph::Op& constant_op() {
   return op;
 }
 
-bool is_single(const graph::TensorMeta& t) {
-  return t.defined && std::all_of(t.sizes.begin(), t.sizes.end(), [](int64_t size) { return size == 1; });
+/// Single elements, and what labels, masks and lengths are.
+bool is_small(const graph::TensorMeta& t) {
+  constexpr int64_t kSmall = 1 << 16;
+  int64_t numel = 1;
+  for (const int64_t size : t.sizes) numel *= size;
+  return t.defined && (numel == 1 || (numel <= kSmall && is_integral(t.dtype)));
+}
+
+/// Operators that make a tensor of numbers, always the same one.
+bool makes_constant(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"aten::arange", "aten::eye",   "aten::full",
+                                                        "aten::ones",   "aten::zeros", "aten::scalar_tensor"};
+  return names.contains(name.substr(0, name.find('.')));
 }
 
 /// The node whose result's memory `v` may share; `v`'s own if that is fresh. An operator that is not in the table may
@@ -50,9 +63,10 @@ Node* base_of(Value v) {
 
 /// Whether the node may be run once more, by itself.
 bool is_cheap(const Node& n) {
-  if (!std::all_of(n.results.begin(), n.results.end(), is_single)) return false;
+  if (!std::all_of(n.results.begin(), n.results.end(), is_small)) return false;
   if (n.kind == NodeKind::Placeholder || n.op == constant_op()) return true;
   const aten::OpInfo* op = aten::find_op(n.op);
+  if (op && op->factory && !op->random) return makes_constant(n.op.name());
   return op && n.op.name().starts_with("aten::") && !op->random && !op->needs_data && !op->factory &&
          (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View || op->kind == aten::OpKind::InPlace);
 }
@@ -108,11 +122,14 @@ bool Machine::changes_nothing() {
 }
 
 bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
-  if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
+  if (options.for_fx || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
   const Value value = trace.find(condition);
-  if (!value || !changes_nothing()) return false;
-  assertions_.emplace_back(value, !wanted);
-  return true;
+  if (!value) return false;
+  if (options.assertions && changes_nothing()) {
+    assertions_.emplace_back(value, !wanted);
+    return true;
+  }
+  return add_eager_condition(condition, !wanted);
 }
 
 bool Machine::finish_assertions() {
@@ -148,19 +165,39 @@ bool Machine::trace_back(Value value, NodeSet* found) {
   return true;
 }
 
-bool Machine::add_eager_condition(const at::Tensor& condition) {
+bool Machine::add_eager_condition(const at::Tensor& condition, bool truth) {
   const Value value = trace.find(condition);
   NodeSet nodes;
   if (!value || !trace_back(value, &nodes)) return false;
   eager_conditions_.nodes.merge(nodes);
-  eager_conditions_.values.emplace_back(value, true);
+  eager_conditions_.values.emplace_back(value, truth);
   return true;
+}
+
+std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
+  const Value value = trace.find(t);
+  NodeSet nodes;
+  if (options.for_fx || !value || t.numel() != 1 || !trace_back(value, &nodes)) return std::nullopt;
+  for (const Node* n : nodes)
+    if (n->kind == NodeKind::Placeholder) return std::nullopt;
+  const at::Tensor now = evaluate(value, nodes);
+  if (!now.defined()) return std::nullopt;
+  return now.item();
 }
 
 std::optional<bool> Machine::decide(const at::Tensor& condition) {
   const Value value = trace.find(condition);
   NodeSet nodes;
   if (!value || !trace_back(value, &nodes)) return std::nullopt;
+  const at::Tensor now = evaluate(value, nodes);
+  if (!now.defined()) return std::nullopt;
+  const bool truth = now.item<bool>();
+  branches_.nodes.merge(nodes);
+  branches_.values.emplace_back(value, !truth);
+  return truth;
+}
+
+at::Tensor Machine::evaluate(Value value, const NodeSet& nodes) {
   std::vector<Node*> order;
   for (Node* n : nodes)
     if (n->kind != NodeKind::Placeholder) order.push_back(n);
@@ -187,12 +224,9 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
       for (uint32_t i = 0; i < results.size(); ++i) now[n->out(i)] = results[i];
     }
   } catch (const c10::Error&) {  // a division by zero, which is another condition's business
-    return std::nullopt;
+    return {};
   }
-  const bool truth = now.at(value).item<bool>();
-  branches_.nodes.merge(nodes);
-  branches_.values.emplace_back(value, !truth);
-  return truth;
+  return now.at(value);
 }
 
 CaptureResult::Condition Machine::any_of(const Conditions& conditions, const char* name) {

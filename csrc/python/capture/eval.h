@@ -53,8 +53,9 @@ using Handler = Flow (*)(Exec& e, int arg);
 
 /// Truth of `o` for a branch: 1, 0, or -1 with an error set (a graph break for tensors).
 int truth(Exec& e, PyObject* o);
-/// Whether the code at instruction `at` does nothing but raise an exception: an assertion's failing side.
-bool only_raises(const Exec& e, int at);
+/// Of a branch that jumps from instruction `next` by `offset` if its condition is `if_true`: the truth that goes on
+/// where the other side does nothing but raise an exception. None if that is not so.
+std::optional<bool> truth_that_goes_on(PyCodeObject* code, int next, int offset, bool if_true);
 /// A binary or comparison operator's torch-level call if a fake is involved, `f` itself otherwise.
 PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*));
 /// The Python operator object of a name ("add", "iadd", "getitem").

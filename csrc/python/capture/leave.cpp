@@ -659,6 +659,12 @@ void Leaver::modes() {
       call("_saved_tensors_hooks_disable", {message.get()}, "torch._C._autograd");
     }
   }
+  const int64_t kept = m.function_modes_at_start.common();
+  for (int64_t i = m.function_modes_at_start.size(); i > kept; --i) call("_pop_torch_function_stack", {});
+  for (int64_t i = kept; i < py::num_function_modes(); ++i) {
+    call("_push_on_torch_function_stack", {});
+    m.result.side_effects.back().extra = {recipe(py::function_mode(i))};
+  }
   for (int i = 0; i < m.autocast_nesting; ++i) call("autocast_increment_nesting", {});
   for (int i = 0; i > m.autocast_nesting; --i) call("autocast_decrement_nesting", {});
   if (m.autocast_nesting < 0) call("clear_autocast_cache", {});

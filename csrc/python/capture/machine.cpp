@@ -355,6 +355,7 @@ Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions
     pybind11::gil_scoped_acquire gil;
     return input_value(t);
   };
+  trace.constant_value = [this](const at::Tensor& t) { return constant_value(t); };
   trace.on_node = [this](graph::Node& n) {
     n.checkpoint = checkpoint.depth > 0 ? checkpoint.number : 0;
     mirror_node(n);
@@ -405,6 +406,7 @@ CaptureResult Machine::run() {
   NoCollection no_collection;
   modes_at_start = aten::Modes();
   transform_modes_at_start = aten::TransformModes();
+  function_modes_at_start = py::FunctionModes();
   handled_at_start = py::Ref::steal(PyErr_GetHandledException());
   struct RestoreModes {
     Machine& m;
@@ -416,6 +418,7 @@ CaptureResult Machine::run() {
       at::autocast::clear_cache();  // it may hold casts of fakes
       if (aten::inside_transform()) leave_transforms();
       m.transform_modes_at_start.restore();
+      m.function_modes_at_start.restore();
     }
   } restore_modes{*this};
   Machine* outer = std::exchange(current, this);
@@ -427,6 +430,9 @@ CaptureResult Machine::run() {
   {
     aten::Recording recording(trace);
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
+    // Calls go to these from C, so that nobody looks them up.
+    for (int64_t i = 0; i < py::num_function_modes(); ++i)
+      py::check(see(py::function_mode(i), child(guards::Source::Kind::FunctionMode, nullptr, nullptr, i)));
     r = PyObject_Vectorcall(reinterpret_cast<PyObject*>(function), args.data() + 1,
                             static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
   }

@@ -15,6 +15,7 @@
 #include "aten/trace.h"
 #include "aten/transforms.h"
 #include "python/capture/capture.h"
+#include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/ref.h"
 
@@ -211,6 +212,7 @@ class Machine {
   PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_partial(PyObject* partial, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_weakref(PyObject* ref);
+  PyObject* call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   PyObject* call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf,
                              PyObject* kwnames);  // tensors.cpp
   PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -224,9 +226,15 @@ class Machine {
                               PyObject* kwnames);  // tensors.cpp
   bool is_torch_operator(PyObject* o);
   /// Code of the compiler that PyTorch ships: wrappers are looked through, markers ignored, the rest breaks.
-  enum class PeerCode : uint8_t { None, Wrapper, Marker, Other };
+  enum class PeerCode : uint8_t { None, Wrapper, Marker, Polyfill, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
+  // loads.cpp
+  PyObject* call_loader(py311::Frame* frame);
+  /// Whether `function`, which is about to be called, behaves otherwise under vmap once the missing loader has run.
+  bool waits_for_loader(PyObject* function);
+  /// Gives the capture up for this call of the program: a NotYet.
+  PyObject* put_off(const std::string& loader);
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
 
@@ -271,17 +279,24 @@ class Machine {
     NodeSet nodes;
     std::vector<std::pair<graph::Value, bool>> values;
   };
-  /// Takes a bool tensor of one element: where it holds, the call runs in eager. False if it depends on more than a few
-  /// single elements.
-  bool add_eager_condition(const at::Tensor& condition);
+  /// Takes a bool tensor of one element: where it is `truth`, the call runs in eager. False if it depends on more than
+  /// single elements and small tensors of integers.
+  bool add_eager_condition(const at::Tensor& condition, bool truth = true);
   /// The truth of such a tensor for this call, which becomes a guard. None if it depends on more.
   std::optional<bool> decide(const at::Tensor& condition);
-  /// What `value` is computed by. False if that is more than a few single elements.
+  /// The truth of the comparison of numbers that runs now for which the program does not raise an exception, if it does
+  /// so for the other.
+  std::optional<bool> asserted_truth() const;
+  /// The value of a tensor of one element, if it depends on nothing but constants.
+  std::optional<at::Scalar> constant_value(const at::Tensor& t);
+  /// What `value` is computed by. False if that is more than single elements and small tensors of integers.
   bool trace_back(graph::Value value, NodeSet* nodes);
+  /// What `nodes`, which trace_back() found for `value`, make of it for this call's inputs; undefined if they raise.
+  at::Tensor evaluate(graph::Value value, const NodeSet& nodes);
   /// Whether one of the conditions has its truth, if there are any.
   CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
-  /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted` when the graph has
-  /// run. False if that is not possible: a graph that writes to what exists cannot be undone.
+  /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted`: when the graph has
+  /// run, or before a graph that writes to what exists, which cannot be undone. False if that is not possible.
   bool assert_that(const at::Tensor& condition, bool wanted);
   /// Whether what is recorded so far changes nothing that existed before, random generators aside.
   bool changes_nothing();
@@ -413,6 +428,7 @@ class Machine {
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
   aten::TransformModes transform_modes_at_start;
+  py::FunctionModes function_modes_at_start;
   /// Tensors made inside that became leaves of autograd, with the root's instruction that made them so.
   std::vector<std::pair<at::Tensor, int>> leaves_made;
   std::unordered_map<PyObject*, int> finalizable;  // alive, with the root's instruction that made it
@@ -457,6 +473,8 @@ class Machine {
   std::string internal_error;                  // InternalError's text on its way out through C frames
   std::string given_up;                        // likewise the text of an Unsupported
   bool not_yet = false;                        // that is a NotYet
+  std::string missing_loader;                  // vmap's, if the program came by it and it has not run
+  bool decomposition_called = false;           // an operator was called that vmap knows by what that loads
   py::Ref interrupt;                           // likewise what a signal's handler raised
   int64_t instructions = 0;                    // interpreted so far
   /// Now and then: runs the handlers of signals, and looks at the limits. False if the capture is to be given up.

@@ -100,10 +100,25 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
   }
   if (PyUnicode_CompareWithASCIIString(args[0], "decide") == 0) {
     KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
-    const std::optional<bool> truth = decide(THPVariable_Unpack(args[1]));
+    const at::Tensor condition = THPVariable_Unpack(args[1]);
+    std::optional<bool> truth = asserted_truth();
+    if (!truth || !assert_that(condition, *truth)) truth = decide(condition);
     return truth ? Py_NewRef(*truth ? Py_True : Py_False) : need_values(args[2]);
   }
   return need_values(args[1]);
+}
+
+std::optional<bool> Machine::asserted_truth() const {
+  // What runs is decide(), called by the comparison's method, called by the program.
+  py311::Frame* f = ts->cframe->current_frame;
+  for (int i = 0; i < 2 && f && f != root; ++i) f = f->previous;
+  const uint8_t* units = f ? py311::plain_code(f->f_code) : nullptr;
+  int at = units ? py311::last_instruction(f) : -1;
+  if (at < 0 || units[2 * at] != COMPARE_OP) return std::nullopt;
+  at += 1 + py311::cache_units(COMPARE_OP);
+  const uint8_t op = units[2 * at];
+  if (op != POP_JUMP_FORWARD_IF_TRUE && op != POP_JUMP_FORWARD_IF_FALSE) return std::nullopt;
+  return truth_that_goes_on(f->f_code, at + 1, units[2 * at + 1], op == POP_JUMP_FORWARD_IF_TRUE);
 }
 
 PyObject* Machine::need_values(PyObject* sources) {
@@ -141,6 +156,8 @@ PyObject* Machine::item_number(PyObject* o) {
   const at::ScalarType type = t.scalar_type();
   const bool whole = c10::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) <= 8;
   if (!whole && type != at::kDouble && type != at::kFloat && type != at::kHalf && type != at::kBFloat16) return nullptr;
+  if (const auto known = constant_value(t))
+    return known->isFloatingPoint() ? PyFloat_FromDouble(known->toDouble()) : PyLong_FromLongLong(known->toLong());
   const std::string source = kItem + call_site();
   if (options.breaking_items.count(source)) return nullptr;
   static PyObject* item = function_of("item");

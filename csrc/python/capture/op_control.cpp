@@ -9,6 +9,7 @@ int truth(Exec& e, PyObject* o) {
   if (o == Py_True) return 1;
   if (o == Py_False || o == Py_None) return 0;
   if (py::is_tensor(o)) {
+    if (const auto known = e.m.constant_value(THPVariable_Unpack(o))) return known->equal(0) ? 0 : 1;
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }
@@ -25,23 +26,31 @@ Flow op_jump_backward(Exec& e, int arg) {
   return Flow::Next;
 }
 
-bool only_raises(const Exec& e, int at) {
-  const auto count = static_cast<int>(Py_SIZE(e.code));
-  for (; at < count; ++at) {
-    const uint8_t op = e.units[2 * at];
+namespace {
+bool only_raises(PyCodeObject* code, int at) {
+  int count = 0;
+  const uint8_t* units = py311::plain_code(code, &count);
+  for (; units && at < count; ++at) {
+    const uint8_t op = units[2 * at];
     if (op == RAISE_VARARGS) return true;
     if (py311::is_jump(op) || py311::ends_block(op)) return false;
   }
   return false;
+}
+}  // namespace
+
+std::optional<bool> truth_that_goes_on(PyCodeObject* code, int next, int offset, bool if_true) {
+  const bool jump_raises = only_raises(code, next + offset);
+  if (jump_raises == only_raises(code, next)) return std::nullopt;
+  return jump_raises ? !if_true : if_true;
 }
 
 namespace {
 Flow pop_jump(Exec& e, int offset, bool if_true) {
   int t = -1;
   if (py::is_tensor(e.top()) && e.m.has_fake(e.top())) {
-    const bool jump_raises = only_raises(e, e.next + offset), next_raises = only_raises(e, e.next);
-    const bool truth_of_good = jump_raises ? !if_true : if_true;
-    if (jump_raises != next_raises && e.m.assert_that(THPVariable_Unpack(e.top()), truth_of_good)) t = truth_of_good;
+    const auto good = truth_that_goes_on(e.code, e.next, offset, if_true);
+    if (good && e.m.assert_that(THPVariable_Unpack(e.top()), *good)) t = *good;
   }
   if (t < 0) t = truth(e, e.top());
   if (t < 0) return Flow::Error;

@@ -203,6 +203,9 @@ SourcePtr Machine::child(SK kind, const SourcePtr& base, PyObject* key, int64_t 
     case SK::WeakRef:
       slot = guards::weakref(base);
       break;
+    case SK::FunctionMode:
+      slot = guards::function_mode(i);
+      break;
     case SK::Const: {
       std::string name = Py_TYPE(key)->tp_name;
       if (PyType_Check(key))
@@ -415,6 +418,8 @@ PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
     aten::RecordingPaused paused;
     try {
       fake = aten::make_fake(real);
+    } catch (const c10::Error& e) {
+      why = e.what_without_backtrace();
     } catch (const std::exception& e) {
       why = e.what();
     }

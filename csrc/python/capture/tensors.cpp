@@ -173,6 +173,25 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
   return graph_break("autograd", "requires_grad_() that changes something");
 }
 
+PyObject* Machine::call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
+  // x.new_tensor(data, dtype=, device=, requires_grad=) is torch.tensor with what it leaves out taken from x.
+  const bool bound = Py_TYPE(callable) != &PyMethodDescr_Type;
+  PyObject* x = bound ? PyCFunction_GET_SELF(callable) : args[0];
+  if (n != (bound ? 1 : 2)) return graph_break("tensor-constructor", "new_tensor without data");
+  py::Ref given = py::Ref::steal(PyDict_New());
+  for (const char* name : {"dtype", "device"}) {
+    const py::Ref own = py::Ref::steal(PyObject_GetAttrString(x, name));
+    if (!own || PyDict_SetItemString(given.get(), name, own.get()) < 0) return nullptr;
+  }
+  for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
+    if (args[n + static_cast<size_t>(i)] != Py_None &&
+        PyDict_SetItem(given.get(), PyTuple_GET_ITEM(kwnames, i), args[n + static_cast<size_t>(i)]) < 0)
+      return nullptr;
+  static PyObject* tensor = PyObject_GetAttrString(PyImport_AddModule("torch"), "tensor");
+  const py::Ref data = py::Ref::steal(PyTuple_Pack(1, args[n - 1]));
+  return data ? call_ex(tensor, data.get(), given.get()) : nullptr;
+}
+
 PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const size_t n = PyVectorcall_NARGS(nargsf);
   const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
@@ -188,7 +207,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
       return torch_call(callable, args, n, kwnames, native);
     return graph_break("tensor-constructor", std::string("torch.") + name + " of tensors");
   }
-  if (method) return graph_break("tensor-constructor", "new_tensor");
+  if (strcmp(name, "new_tensor") == 0) return call_new_tensor(callable, args, n, kwnames);
   if (all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant)
     return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
   py::Ref made;

@@ -207,6 +207,9 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
       if (!entry && *turn && !eager()) entry = compile_frame(tstate, frame, target);
     } catch (const NotYet& e) {
       log_artifact(Topic::recompiles, place_of(target.code), std::string("this call runs in eager: ") + e.what());
+      // A program that goes another way in eager never does what its capture waits for.
+      constexpr int64_t kPatience = 3;
+      target.cache->eager = ++target.cache->put_off >= kPatience;
       turn.reset();
       Scoped<ConfigPtr> whole(mode().config, nullptr);
       return run_plainly(tstate, frame, 0);

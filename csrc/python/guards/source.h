@@ -29,9 +29,10 @@ struct Source {
     CellContents,  // base.cell_contents
     Type,          // type(base)
     WeakRef,       // base() of a weakref
+    FunctionMode,  // the `index`-th TorchFunctionMode of this thread, the outermost first
   };
   Kind kind;
-  SourcePtr base;        // null for Local, Cell, Global, Const
+  SourcePtr base;        // null for Local, Cell, Global, Const, FunctionMode
   SourcePtr key_source;  // DictItemAt
   int64_t index = 0;
   std::string name;
@@ -56,5 +57,6 @@ SourcePtr set_item_at(SourcePtr base, int64_t index);
 SourcePtr cell_contents(SourcePtr base);
 SourcePtr type_of(SourcePtr base);
 SourcePtr weakref(SourcePtr base);
+SourcePtr function_mode(int64_t index);
 
 }  // namespace kiln::guards

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
 #include "python/guards/contents.h"
@@ -228,6 +229,8 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       PyObject* o = PyWeakref_GET_OBJECT(base);
       return o == Py_None ? nullptr : o;
     }
+    case Source::Kind::FunctionMode:
+      return py::function_mode(n.index);
   }
   return nullptr;
 }

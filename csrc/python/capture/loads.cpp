@@ -1,0 +1,57 @@
+// PyTorch's loaders of decompositions: functions that run once in a process, when the first transform does. A capture
+// never calls one. Where it matters that one has not run, the program's call runs in eager and has it run.
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "python/capture/callables.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+namespace {
+
+/// The functions behind which are the operators that vmap has no batching rule for until its loader has run.
+bool reaches_decomposition(std::string_view function) {
+  static constexpr std::string_view kFunctions[] = {"mse_loss",    "smooth_l1_loss", "huber_loss",    "nll_loss",
+                                                    "nll_loss_nd", "nll_loss2d",     "cross_entropy", "addr"};
+  // addr_, mse_loss_backward, nll_loss_forward, cross_entropy_loss
+  return std::any_of(std::begin(kFunctions), std::end(kFunctions),
+                     [&](std::string_view f) { return function.substr(0, f.size()) == f; });
+}
+
+}  // namespace
+
+PyObject* Machine::put_off(const std::string& loader) {
+  given_up = loader + " has not run yet in this process";
+  not_yet = broken = true;
+  PyErr_SetNone(graph_break_type());
+  return nullptr;
+}
+
+PyObject* Machine::call_loader(py311::Frame* frame) {
+  const std::string name = PyUnicode_AsUTF8(frame->f_code->co_qualname);
+  // vmap's loader sets this flag of its module; that of forward-mode autograd imports a module.
+  if (PyObject* loaded = PyDict_GetItemString(frame->f_func->func_globals, "DECOMPOSITIONS_LOADED")) {
+    if (loaded != Py_True) missing_loader = name;
+    if (!missing_loader.empty() && decomposition_called) return put_off(name);
+  } else if (!PyDict_GetItemString(PyImport_GetModuleDict(), "torch._decomp.decompositions_for_jvp")) {
+    return put_off(name);
+  }
+  return Py_NewRef(Py_None);
+}
+
+bool Machine::waits_for_loader(PyObject* function) {
+  py::Ref text;
+  std::string_view name = name_of(function);
+  if (name.empty() && is_torch_operator(function)) {
+    text = py::Ref::steal(PyObject_GetAttrString(function, "__name__"));
+    PyErr_Clear();
+    if (text && PyUnicode_Check(text.get())) name = PyUnicode_AsUTF8(text.get());
+  }
+  if (!reaches_decomposition(name)) return false;
+  decomposition_called = true;
+  return !missing_loader.empty();
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,46 @@
+#pragma once
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <Python.h>
+#include <c10/core/impl/PyInterpreter.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include <vector>
+
+// torch.overrides.TorchFunctionMode: a stack of objects on this thread. A call of a torch function goes to the
+// __torch_function__ of the topmost one, which runs without it.
+namespace kiln::py {
+
+/// Whether a torch function that is called now goes to a mode.
+inline bool function_mode_active() { return at::impl::torch_function_mode_enabled(); }
+
+inline int64_t num_function_modes() { return at::impl::PythonTorchFunctionTLS::stack_len(); }
+
+/// The mode at place `i`, 0 being the outermost; borrowed. Null if there are not as many.
+inline PyObject* function_mode(int64_t i) {
+  return i < num_function_modes() ? at::impl::PythonTorchFunctionTLS::get_stack_at(i)->ptr(getPyInterpreter())
+                                  : nullptr;
+}
+
+/// This thread's stack of modes as it was when this was made.
+class FunctionModes {
+ public:
+  void restore() const { at::impl::PythonTorchFunctionTLS::set_state(state_); }
+  /// How many of the outermost modes are still what they were.
+  int64_t common() const {
+    int64_t n = 0;
+    while (n < size_ && n < num_function_modes() && function_mode(n) == modes_[static_cast<size_t>(n)]) ++n;
+    return n;
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  at::impl::PythonTorchFunctionTLS state_ = at::impl::PythonTorchFunctionTLS::get_state();
+  int64_t size_ = num_function_modes();
+  std::vector<PyObject*> modes_ = [] {
+    std::vector<PyObject*> all;
+    for (int64_t i = 0; i < num_function_modes(); ++i) all.push_back(function_mode(i));
+    return all;
+  }();
+};
+
+}  // namespace kiln::py
