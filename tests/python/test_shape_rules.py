@@ -3,6 +3,7 @@ call also on inputs of other memory layouts."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
 from kiln import _C
@@ -255,3 +256,37 @@ def test_direct_calls(number):
         call()
     assert not recorder.failures, recorder.failures[0]
     assert recorder.checked and not recorder.missing, recorder.missing
+
+
+ALIKE = [  # sizes and strides that look like more than one memory format
+    ((2, 16, 1, 1), (16, 1, 16, 16)),
+    ((1, 8, 1, 1), (8, 1, 8, 8)),
+    ((1, 8, 4, 4), (128, 1, 32, 8)),
+    ((2, 1, 4, 4), (16, 1, 4, 1)),
+    ((2, 8, 1, 4), (32, 1, 32, 8)),
+    ((2, 8, 1), (8, 1, 8)),
+    ((2, 8, 1, 1, 1), (8, 1, 8, 8, 8)),
+    ((2, 8, 4, 4), (128, 1, 8, 32)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes, strides", ALIKE)
+def test_formats_that_look_alike(sizes, strides, dtype):
+    x = torch.empty_strided(sizes, strides, dtype=dtype).normal_().requires_grad_()
+    channels, dims = sizes[1], len(sizes) - 2
+    weight = torch.ones(channels, channels, *[1] * dims, dtype=dtype, requires_grad=True)
+    scale, mean, variance = (torch.ones(channels, dtype=dtype) for _ in range(3))
+    recorder = Recorder()
+    with recorder:
+        for y in (
+            F.batch_norm(x, mean, variance, scale, scale, training=False),
+            F.batch_norm(x, mean, variance, scale, scale, training=x[:, 0].numel() > 1),
+            F.group_norm(x, 1, scale, scale),
+            [F.conv1d, F.conv2d, F.conv3d][dims - 1](x, weight),
+            [F.max_pool1d, F.max_pool2d, F.max_pool3d][dims - 1](x, 1),
+            F.interpolate(x, scale_factor=2),
+        ):
+            y.backward(torch.ones_like(y), retain_graph=True)
+            y.backward(torch.ones(y.shape, dtype=dtype))
+    assert not recorder.failures, recorder.failures[0]

@@ -117,6 +117,20 @@ Metas convolution(const OpInfo&, Args args) {
   return one(result_in(backend_format(input, weight, w), input, out));
 }
 
+/// Whether the gradient of the weight has the weight's own strides, whatever the format: where oneDNN has no part it
+/// has those of the weight that is computed with, and one that counts as channels-last as it is (a kernel of one
+/// element, one channel) is that.
+bool keeps_weight_strides(const TensorMeta& input, const TensorMeta& weight, const Window& w, MemoryFormat f) {
+  const TensorMeta picture = input.dim() == 3 ? as_picture(weight) : weight;
+  if (f != MemoryFormat::ChannelsLast || !picture.is_contiguous(f)) return false;
+  // A single small image goes past oneDNN.
+  constexpr int64_t kSmallImage = 20480;
+  const bool dilated = std::any_of(w.dilation.begin(), w.dilation.end(), [](int64_t d) { return d != 1; });
+  const bool small = input.sizes[0] == 1 && input.numel() <= kSmallImage &&
+                     std::min(picture.sizes[2], picture.sizes[3]) <= 3 && w.groups == 1 && !dilated && !w.transposed;
+  return input.dtype == DType::Float64 || (input.dtype == DType::Float32 && small);
+}
+
 Metas convolution_backward(const OpInfo&, Args args) {
   const TensorMeta &grad = tensor(args, 0), &input = tensor(args, 1), &weight = tensor(args, 2);
   const Window w = window(args, 4, input.sizes.size() - 2);
@@ -124,7 +138,9 @@ Metas convolution_backward(const OpInfo&, Args args) {
   const MemoryFormat f = backend_format(input, weight, w);
   Metas out;
   out.push_back(mask[0] ? result_in(f, input, input.sizes) : undefined_meta());
-  out.push_back(mask[1] ? result_in(f, weight, weight.sizes) : undefined_meta());
+  out.push_back(!mask[1]                                    ? undefined_meta()
+                : keeps_weight_strides(input, weight, w, f) ? like(weight)
+                                                            : result_in(f, weight, weight.sizes));
   out.push_back(mask[2] ? contiguous(grad, {grad.sizes[1]}) : undefined_meta());
   return out;
 }

@@ -8,7 +8,10 @@ DType stat_dtype(const TensorMeta& input, const TensorMeta* parameter) {
   return parameter ? parameter->dtype : input.dtype;
 }
 
-TensorMeta batch_normed(const TensorMeta& t) { return formatted(t, t.sizes, suggest_format(t)); }
+/// What is contiguous stays so where its strides look like channels-last too (one pixel, one channel).
+TensorMeta batch_normed(const TensorMeta& t) {
+  return formatted(t, t.sizes, t.is_contiguous() ? MemoryFormat::Contiguous : suggest_format(t));
+}
 
 Metas batch_norm_of(const TensorMeta& t, const TensorMeta* weight, const TensorMeta* mean, bool training) {
   const int64_t channels = t.sizes.at(1);
@@ -85,7 +88,8 @@ Metas batch_norm_backward(const OpInfo&, Args args) {
   const TensorMeta &t = tensor(args, 1), *weight = maybe_tensor(args, 2);
   const auto mask = args[9].to_ints();
   const TensorMeta parameter = contiguous(t, {t.sizes.at(1)}, stat_dtype(t, weight));
-  return many(masked(mask[0], batch_normed(t)), masked(mask[1], parameter), masked(mask[2], parameter));
+  return many(masked(mask[0], formatted(t, t.sizes, suggest_format(t))), masked(mask[1], parameter),
+              masked(mask[2], parameter));
 }
 
 Metas batch_norm_backward_reserve(const OpInfo& info, Args args) { return batch_norm_backward(info, args.first(10)); }

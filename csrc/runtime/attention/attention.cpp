@@ -83,19 +83,19 @@ struct Steps {
   int64_t begin, end;
 };
 
-/// C (rows x b.n) (+)= A B, A's element (i, p) at a[i * row + p * step]. The tile that starts at row i needs the steps
-/// `steps(i)`, and no columns from `limit(i)` on.
+/// C (rows x b.n) (+)= A B, A's element (i, p) at a[i * row + p * step]. The tile of rows i to `last` needs the steps
+/// `steps(i, last)`, and no columns from `limit(last)` on.
 template <class StepsOf, class Limit>
 void product(const float* a, int64_t row, int64_t step, int64_t rows, const Panels& b, float* c, int64_t ldc,
              bool accumulate, const StepsOf& steps, const Limit& limit) {
   const auto layout = b.layout();
-  const int64_t mr = gemm::tile_rows();
   for (int64_t p = 0; p < layout.panels(); ++p) {
-    const int64_t j = layout.first_column(p), width = layout.width(p);
+    const int64_t j = layout.first_column(p), width = layout.width(p), mr = gemm::tile_rows_for(width);
     for (int64_t i = 0; i < rows; i += mr) {
-      if (j >= limit(i)) continue;
-      const Steps range = steps(i);
-      const int64_t count = std::min(mr, rows - i), length = std::max<int64_t>(0, range.end - range.begin);
+      const int64_t count = std::min(mr, rows - i), last = i + count - 1;
+      if (j >= limit(last)) continue;
+      const Steps range = steps(i, last);
+      const int64_t length = std::max<int64_t>(0, range.end - range.begin);
       const float* left_rows[kMaxTileRows];
       float* c_rows[kMaxTileRows];
       for (int64_t r = 0; r < count; ++r) {
@@ -109,13 +109,13 @@ void product(const float* a, int64_t row, int64_t step, int64_t rows, const Pane
 }
 constexpr auto kAll = [](int64_t) { return std::numeric_limits<int64_t>::max(); };
 auto first(int64_t steps) {
-  return [steps](int64_t) { return Steps{0, steps}; };
+  return [steps](int64_t, int64_t) { return Steps{0, steps}; };
 }
 
 /// e^x for x <= 0 or so: range reduction by ln 2 in two parts and a polynomial of degree 5 (Cephes' expf coefficients);
 /// error below 1 ulp there. -inf gives 0, NaN gives NaN.
 KILN_AVX512 inline __m512 exp512(__m512 x) {
-  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);
+  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);  // x where that is NaN
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504088896341f)), 8);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), clamped);
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
@@ -126,9 +126,7 @@ KILN_AVX512 inline __m512 exp512(__m512 x) {
   y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1f));
   y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1f));
   y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  y = _mm512_scalef_ps(y, n);
-  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  return _mm512_mask_mov_ps(y, nan, x);
+  return _mm512_scalef_ps(y, n);
 }
 
 KILN_AVX512 inline __mmask16 tail_mask(int64_t rest) {
@@ -139,7 +137,13 @@ KILN_AVX512 inline __mmask16 tail_mask(int64_t rest) {
 KILN_AVX512 float exp_row(float* row, int64_t n, int64_t to, float scale, float shift) {
   const __m512 f = _mm512_set1_ps(scale), d = _mm512_set1_ps(shift);
   __m512 sum = _mm512_setzero_ps();
-  for (int64_t j = 0; j < to; j += 16) {
+  const int64_t whole = n / 16 * 16;
+  for (int64_t j = 0; j < whole; j += 16) {
+    const __m512 e = exp512(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), f, d));
+    sum = _mm512_add_ps(sum, e);
+    _mm512_storeu_ps(row + j, e);
+  }
+  for (int64_t j = whole; j < to; j += 16) {
     const __mmask16 valid = j < n ? tail_mask(n - j) : 0;
     __m512 e = exp512(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(valid, row + j), f, d));
     e = _mm512_maskz_mov_ps(valid, e);
@@ -150,15 +154,25 @@ KILN_AVX512 float exp_row(float* row, int64_t n, int64_t to, float scale, float 
 }
 
 KILN_AVX512 float max_row(const float* row, int64_t n) {
-  __m512 m = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  bool nan = false;
-  for (int64_t j = 0; j < n; j += 16) {
-    const __mmask16 valid = tail_mask(n - j);
-    const __m512 x = _mm512_mask_loadu_ps(m, valid, row + j);
-    nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
-    m = _mm512_max_ps(m, x);
+  // Several at a time: a maximum waits for the one before it.
+  constexpr int kAtOnce = 4;
+  __m512 m[kAtOnce];
+  std::fill_n(m, kAtOnce, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
+  __mmask16 nan = 0;
+  int64_t j = 0;
+  for (; j + 16 * kAtOnce <= n; j += 16 * kAtOnce)
+    for (int i = 0; i < kAtOnce; ++i) {
+      const __m512 x = _mm512_loadu_ps(row + j + 16 * i);
+      nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+      m[i] = _mm512_max_ps(m[i], x);
+    }
+  for (; j < n; j += 16) {
+    const __m512 x = _mm512_mask_loadu_ps(m[0], tail_mask(n - j), row + j);
+    nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    m[0] = _mm512_max_ps(m[0], x);
   }
-  return nan ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(m);
+  const __m512 all = _mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3]));
+  return nan ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(all);
 }
 
 /// row[0, n) = scale * row + mask; the mask's elements are `step` (0 or 1) apart.
@@ -254,10 +268,8 @@ void forward_block(const Shape& s, In q, Mask mask, Out out, RowSums lse, int64_
   for (int64_t key0 = 0; key0 < last; key0 += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, last - key0);
     const PackedKeys::Block block = packed.at(key0);
-    const auto seen_by_tile = [&](int64_t i) {
-      return visible(s, std::min(i0 + i + gemm::tile_rows(), i0 + rows) - 1, key0, keys);
-    };
-    product(q.at(b, h, i0), q.row, 1, rows, block.keys, scores, ld, false, first(d), seen_by_tile);
+    const auto seen_by = [&](int64_t i) { return visible(s, i0 + i, key0, keys); };
+    product(q.at(b, h, i0), q.row, 1, rows, block.keys, scores, ld, false, first(d), seen_by);
     for (int64_t i = 0; i < rows; ++i) {
       float* row = scores + i * ld;
       const int64_t seen = visible(s, i0 + i, key0, keys);
@@ -275,8 +287,8 @@ void forward_block(const Shape& s, In q, Mask mask, Out out, RowSums lse, int64_
       if (key0 > 0 && keep != 1.0f) scale_row(acc + i * d, d, keep);
     }
     product(
-        scores, ld, 1, rows, block.values, acc, d, key0 > 0, [&](int64_t i) { return Steps{0, seen_by_tile(i)}; },
-        kAll);
+        scores, ld, 1, rows, block.values, acc, d, key0 > 0,
+        [&](int64_t, int64_t last) { return Steps{0, seen_by(last)}; }, kAll);
   }
   for (int64_t i = 0; i < rows; ++i) {
     const bool hidden = top[i] == kHidden;  // as in eager: zeros, and 0 as the sum's logarithm
@@ -321,20 +333,18 @@ void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In 
     for (int64_t h = hk * group; h < (hk + 1) * group; ++h)
       for (int64_t i0 = 0; i0 < s.queries; i0 += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, s.queries - i0);
-        const auto limit = [&](int64_t i) {
-          return visible(s, std::min(i0 + i + gemm::tile_rows(), i0 + rows) - 1, key0, keys);
-        };
-        if (limit(rows - 1) == 0) {  // no query of the block sees a key of this one
+        const auto seen_by = [&](int64_t i) { return visible(s, i0 + i, key0, keys); };
+        const int64_t seen_by_all = seen_by(rows - 1);
+        if (seen_by_all == 0) {  // no query of the block sees a key of this one
           if (key0 == 0)
             for (int64_t i = 0; i < rows; ++i) std::fill_n(grad_q.at(b, h, i0 + i), d, 0.0f);
           continue;
         }
-        const int64_t seen_by_all = limit(rows - 1);
         const Panels qp{q_data, rows, d}, gp{g_data, rows, d};
         pack_plain(q.at(b, h, i0), q.row, rows, d, qp);
         pack_plain(grad_out.at(b, h, i0), grad_out.row, rows, d, gp);
-        product(q.at(b, h, i0), q.row, 1, rows, kt, p, ld, false, first(d), limit);
-        product(grad_out.at(b, h, i0), grad_out.row, 1, rows, vt, ds, ld, false, first(d), limit);
+        product(q.at(b, h, i0), q.row, 1, rows, kt, p, ld, false, first(d), seen_by);
+        product(grad_out.at(b, h, i0), grad_out.row, 1, rows, vt, ds, ld, false, first(d), seen_by);
         for (int64_t i = 0; i < rows; ++i) {
           const int64_t seen = visible(s, i0 + i, key0, keys);
           delta[i] = dot_row(grad_out.at(b, h, i0 + i), out.at(b, h, i0 + i), d);
@@ -343,14 +353,14 @@ void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In 
           score_gradient_row(p + i * ld, ds + i * ld, seen, seen_by_all, delta[i], s.scale);
         }
         // Query i sees no key after i: the first queries of a tile of keys may contribute nothing.
-        const auto seeing = [&](int64_t j) {
+        const auto seeing = [&](int64_t j, int64_t) {
           return Steps{s.causal ? std::clamp<int64_t>(key0 + j - i0, 0, rows) : 0, rows};
         };
         product(p, 1, ld, seen_by_all, gp, dv, d, true, seeing, kAll);
         product(ds, 1, ld, seen_by_all, qp, dk, d, true, seeing, kAll);
         product(
             ds, ld, 1, rows, kp, grad_q.at(b, h, i0), grad_q.row, key0 > 0,
-            [&](int64_t i) { return Steps{0, limit(i)}; }, kAll);
+            [&](int64_t, int64_t last) { return Steps{0, seen_by(last)}; }, kAll);
       }
     for (int64_t j = 0; j < keys; ++j) {
       std::copy_n(dk + j * d, d, grad_k.at(b, hk, key0 + j));
