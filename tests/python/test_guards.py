@@ -410,3 +410,34 @@ def test_written_inputs_that_share_memory(first):
         expected = next(f(x, y) for other, x, y in overlapping() if other == name)
         actual = next(compiled(x, y) for other, x, y in overlapping() if other == name)
         assert_same(actual, expected)
+
+
+class Output(collections.OrderedDict):
+    def __init__(self, **fields):
+        super().__init__(**fields)
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda x, o: collections.OrderedDict(kept=o, x=x * 2),
+        lambda x, o: dict(kept=o, x=x * 2),
+        lambda x, o: Output(kept=o, x=x * 2),
+    ],
+)
+def test_what_a_dict_only_keeps_may_be_another_object(keep):
+    class Cache:
+        pass
+
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    compiled = kiln.compile(keep, backend=backend)
+    for _ in range(4):
+        cache = Cache()
+        made = compiled(X, cache)
+        assert made["kept"] is cache and type(made) is type(keep(X, cache))
+    assert len(graphs) == 1

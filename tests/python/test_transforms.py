@@ -222,14 +222,28 @@ def f(x):
 x = torch.arange(6.0).reshape(2, 3)
 torch.testing.assert_close(kiln.compile(f, fullgraph=True)(x), x.sin().sum(1))
 print(kiln.explain(f)(x).graph_count, torch._functorch.predispatch.DECOMPOSITIONS_LOADED)
-g = kiln.compile(lambda x: vmap(grad(lambda r: F.mse_loss(r, r.detach() * 2)))(x), fullgraph=True)
-expected = -2 * x / 3
+def losses(x):
+    y = F.mse_loss(f(x), f(x * 2))
+    return y + F.mse_loss(f(x).cos(), y.expand(2))
+kiln.compile(losses, fullgraph=True)(x)
+print(torch._functorch.predispatch.DECOMPOSITIONS_LOADED)
+def rows(x):
+    x = x.detach().requires_grad_()
+    y = F.mse_loss(x, x.detach() * 2, reduction="none")
+    return vmap(lambda v: torch.autograd.grad(y, x, v)[0])(torch.stack([x.detach(), x.detach() + 1]))
+g = kiln.compile(PROGRAM, fullgraph=True)
+expected = EXPECTED
 for _ in range(2):
     torch.testing.assert_close(g(x), expected)
 print(torch._functorch.predispatch.DECOMPOSITIONS_LOADED)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["1", "False", "True"], done.stderr
+    for late, expected in (
+        ("lambda x: vmap(grad(lambda r: F.mse_loss(r, r.detach() * 2)))(x)", "-2 * x / 3"),
+        ("rows", "torch.stack([-2 * x * x, -2 * x * (x + 1)])"),
+    ):
+        run = program.replace("PROGRAM", late).replace("EXPECTED", expected)
+        done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
+        assert done.stdout.split() == ["1", "False", "False", "True"], done.stderr
 
 
 def test_a_program_that_goes_another_way_in_eager():

@@ -360,7 +360,8 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     for (size_t i = 0; t != &PyType_Type && t != &PySuper_Type && i < count_of(nargsf, kwnames); ++i)
       if (!reads(args[i], keeps ? -1 : 0)) return nullptr;
     if (PyType_IsSubtype(t, &PyDict_Type) || PyType_IsSubtype(t, &PySet_Type) || PyType_IsSubtype(t, &PyFrozenSet_Type))
-      for (size_t i = 0; i < count_of(nargsf, kwnames); ++i) pin(args[i], /*values=*/!PyDict_Check(args[i]));
+      for (Py_ssize_t i = 0; i < PyVectorcall_NARGS(nargsf); ++i)  // keywords are values of strings
+        pin(args[i], /*values=*/!PyDict_Check(args[i]));
     PyObject* made = after_c_call(PyObject_Vectorcall(type, args, nargsf, kwnames));
     if (made && PyType_IsSubtype(t, &PyType_Type) && count_of(nargsf, kwnames) > 1) remember_made_type(made);
     if (made) remember_finalizer(made);

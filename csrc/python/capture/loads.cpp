@@ -34,7 +34,6 @@ PyObject* Machine::call_loader(py311::Frame* frame) {
   // vmap's loader sets this flag of its module; that of forward-mode autograd imports a module.
   if (PyObject* loaded = PyDict_GetItemString(frame->f_func->func_globals, "DECOMPOSITIONS_LOADED")) {
     if (loaded != Py_True) missing_loader = name;
-    if (!missing_loader.empty() && decomposition_called) return put_off(name);
   } else if (!PyDict_GetItemString(PyImport_GetModuleDict(), "torch._decomp.decompositions_for_jvp")) {
     return put_off(name);
   }
@@ -51,7 +50,11 @@ bool Machine::waits_for_loader(PyObject* function) {
   }
   if (!reaches_decomposition(name)) return false;
   decomposition_called = true;
-  return !missing_loader.empty();
+  return aten::inside_transform() && !missing_loader.empty();
+}
+
+bool Machine::backward_waits_for_loader() const {
+  return decomposition_called && aten::inside_transform() && !missing_loader.empty();
 }
 
 }  // namespace kiln::capture

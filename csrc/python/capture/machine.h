@@ -233,6 +233,8 @@ class Machine {
   PyObject* call_loader(py311::Frame* frame);
   /// Whether `function`, which is about to be called, behaves otherwise under vmap once the missing loader has run.
   bool waits_for_loader(PyObject* function);
+  /// The same of a backward, which may meet what was called before.
+  bool backward_waits_for_loader() const;
   /// Gives the capture up for this call of the program: a NotYet.
   PyObject* put_off(const std::string& loader);
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
