@@ -19,6 +19,37 @@ def test_new_tensor():
         kiln.compile(lambda x: x.new_tensor())(torch.ones(1))
 
 
+def test_classes_of_tensors():
+    def f(x):
+        sized = torch.FloatTensor(2, 3)
+        return (
+            x + torch.Tensor([1, 2, 3]),
+            torch.IntTensor([x.shape[0]])[0] + 1,
+            torch.LongTensor([[1.7, 2], [3, 4]]),
+            torch.Tensor((1, 2)),
+            torch.BoolTensor([0, 2]),
+            sized.shape,
+            torch.zeros_like(torch.Tensor(x.shape)),
+            torch.Tensor(),
+            torch.DoubleTensor([]),
+        )
+
+    check(f, torch.ones(2, 3), fullgraph=True)
+    try:
+        torch.set_default_dtype(torch.float64)
+        check(f, torch.ones(2, 3), fullgraph=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    check(lambda x: torch.Tensor(x) * 2, torch.ones(2, 3))
+    check(lambda x: torch.Tensor([x.sum(), 2.0]), torch.ones(2, 3))
+    for bad in (lambda: torch.Tensor(3.0), lambda: torch.Tensor(["a"]), lambda: torch.IntTensor([[1], [2, 3]])):
+        with pytest.raises((TypeError, ValueError)) as expected:
+            bad()
+        with pytest.raises(expected.type) as actual:
+            kiln.compile(bad)()
+        assert str(actual.value) == str(expected.value)
+
+
 def sizes_of_constants(x):
     n = torch.div(torch.tensor(5), 2, rounding_mode="trunc")
     k = torch.tensor([1, 2]).sum()

@@ -377,6 +377,8 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     PyObject* method = _PyType_Lookup(Py_TYPE(type), names().call);
     if (method && PyFunction_Check(method)) return native();
   }
+  if (!kwnames && (type == names().tensor_type || strcmp(Py_TYPE(type)->tp_name, "torch.tensortype") == 0))
+    return call_tensor_class(type, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
   if (type == names().parameter_type || PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(names().tensor_type)))
     return graph_break("tensor-constructor", std::string("a call of the class ") + t->tp_name);
   // The constructors that run are those in Python; of C's only tp_new of a base that is not known remains.

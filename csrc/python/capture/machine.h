@@ -212,6 +212,7 @@ class Machine {
   PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_partial(PyObject* partial, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_weakref(PyObject* ref);
+  PyObject* call_tensor_class(PyObject* type, PyObject* const* args, size_t n);
   PyObject* call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   PyObject* call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf,
                              PyObject* kwnames);  // tensors.cpp

@@ -1,4 +1,5 @@
 // What tensors do outside the dispatcher: gradients, constants made from Python numbers, attributes that are written.
+#include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -171,6 +172,31 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
        (flag == Py_True && make_leaf(THPVariable_Unpack(self)))))
     return Py_NewRef(self);
   return graph_break("autograd", "requires_grad_() that changes something");
+}
+
+PyObject* Machine::call_tensor_class(PyObject* type, PyObject* const* args, size_t n) {
+  // torch.Tensor([1, 2]), torch.IntTensor([1, 2]): torch.tensor with the class's dtype. With sizes: torch.empty.
+  const auto refuse = [&] {
+    return graph_break("tensor-constructor",
+                       std::string("a call of the class ") + reinterpret_cast<PyTypeObject*>(type)->tp_name);
+  };
+  static PyObject* torch = PyImport_AddModule("torch");
+  const bool is_size = n == 1 && Py_TYPE(args[0]) == &THPSizeType;
+  const bool data = n == 1 && !is_size && (PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]));
+  bool sizes = !data;
+  for (size_t i = 0; sizes && i < n; ++i) sizes = is_size || PyLong_CheckExact(args[i]);
+  const char* name = reinterpret_cast<PyTypeObject*>(type)->tp_name;
+  if ((!data && !sizes) || strncmp(name, "torch.cuda", 10) == 0 || strstr(name, "sparse")) return refuse();
+  const py::Ref dtype = type == names().tensor_type
+                            ? py::Ref::steal(PyObject_CallMethod(torch, "get_default_dtype", nullptr))
+                            : py::Ref::steal(PyObject_GetAttrString(type, "dtype"));
+  const py::Ref function = py::Ref::steal(PyObject_GetAttrString(torch, data ? "tensor" : "empty"));
+  const py::Ref options = dtype ? py::Ref::steal(Py_BuildValue("{sO}", "dtype", dtype.get())) : py::Ref();
+  py::Ref given = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(n ? n : 1)));
+  if (!function || !options || !given) return nullptr;
+  for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
+  if (n == 0) PyTuple_SET_ITEM(given.get(), 0, PyLong_FromLong(0));
+  return call_ex(function.get(), given.get(), options.get());
 }
 
 PyObject* Machine::call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
