@@ -1,6 +1,7 @@
 """item() of tensors: a number that the graph computes with, until its value is needed."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -74,6 +75,7 @@ SCALARS = [torch.tensor(v) for v in (0.1, 2.5, -3.0, 7.0, 1e-3)]
         lambda t: torch.addcdiv(X, X, X + 1, value=t),
         lambda t: (t * 2).int().item() + X,
         lambda t: torch.add(X, X, alpha=t * 2),
+        lambda t: (t > 0).item(),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -90,7 +92,7 @@ def test_stays_in_the_graph(use, dtype):
         (lambda t: {(t + 1).item(): X * 2}, 2),
         (lambda t: (X * t.item() // 1, (t + 1).item() % 0.7), 2),
         (lambda t: math.floor((t * 1.5).item()) + X, 2),
-        (lambda t: (t > 0).item(), 2),
+        (lambda t: (X * t > 0).all().item(), 2),
     ],
 )
 def test_what_needs_the_value_breaks_there(use, graphs):
@@ -464,3 +466,44 @@ def test_foreach_optimizers_stay_in_one_graph():
             results.append([p.detach() for p in model.parameters()])
         torch.testing.assert_close(*results, rtol=1e-12, atol=1e-14)
         assert breaks(step, torch.ones(2, 4, dtype=torch.float64)) == 0
+
+
+def test_booleans_of_masks_and_lengths_are_branches():
+    def f(x, mask):
+        if (mask == 0).any().item():
+            x = x * mask
+        padded = bool(mask.min().item() == 0) if (mask.sum() > 3).item() else None
+        return x + 1, padded
+
+    full, holes, few = (
+        torch.ones(2, 3, dtype=torch.int64),
+        torch.tensor([[1, 1, 0], [1, 1, 1]]),
+        torch.zeros(2, 3).long(),
+    )
+    check(f, (X, full), (X, holes), (X, few), (X, full), (X, holes))
+
+
+def test_a_boolean_of_a_large_tensor_breaks():
+    check(lambda x: x + 1 if (x > 0).all().item() else x - 1, (X,), (-X,), graphs=2)
+
+
+def test_data_that_decide_otherwise_at_each_call():
+    """A guard for each outcome would end at the recompile limit, and all in eager."""
+
+    def f(x, lengths):
+        y = x * 2
+        for i in range(4):
+            if lengths[i].item() + lengths.sum().item() > 4:
+                y = y + i
+        return y
+
+    compiled = kiln.compile(f)
+    for number in range(16):
+        lengths = torch.tensor([number >> i & 1 for i in range(4)]) * 4
+        same(f(X, lengths), compiled(X, lengths))
+    kiln.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = kiln.compile(f)
+        for number in range(16):
+            compiled(X, torch.tensor([number >> i & 1 for i in range(4)]) * 4)

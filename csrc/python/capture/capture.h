@@ -74,6 +74,8 @@ struct CaptureOptions {
   std::unordered_set<std::string> breaking_items;
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
   bool assertions = false;
+  /// Whether branches on small tensors of integers become guards; else only those on single elements do.
+  bool data_branches = false;
 };
 
 /// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call

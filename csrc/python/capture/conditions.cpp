@@ -28,12 +28,14 @@ const graph::Op& constant_op() {
   return op;
 }
 
+bool is_single(const graph::TensorMeta& t) {
+  return t.defined && std::all_of(t.sizes.begin(), t.sizes.end(), [](int64_t size) { return size == 1; });
+}
+
 /// Single elements, and what labels, masks and lengths are.
 bool is_small(const graph::TensorMeta& t) {
   constexpr int64_t kSmall = 1 << 16;
-  int64_t numel = 1;
-  for (const int64_t size : t.sizes) numel *= size;
-  return t.defined && (numel == 1 || (numel <= kSmall && is_integral(t.dtype)));
+  return t.defined && (is_single(t) || (t.numel() <= kSmall && is_integral(t.dtype)));
 }
 
 /// Operators that make a tensor of numbers, always the same one.
@@ -189,6 +191,8 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   const Value value = trace.find(condition);
   NodeSet nodes;
   if (!value || !trace_back(value, &nodes)) return std::nullopt;
+  const auto of_single = [](const Node* n) { return std::all_of(n->results.begin(), n->results.end(), is_single); };
+  if (!options.data_branches && !std::all_of(nodes.begin(), nodes.end(), of_single)) return std::nullopt;
   const at::Tensor now = evaluate(value, nodes);
   if (!now.defined()) return std::nullopt;
   const bool truth = now.item<bool>();

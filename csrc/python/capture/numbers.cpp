@@ -154,6 +154,9 @@ PyObject* Machine::item_number(PyObject* o) {
   const at::Tensor t = THPVariable_Unpack(o);
   if (!aten::is_fake(t) || t.numel() != 1 || !t.device().is_cpu()) return nullptr;
   const at::ScalarType type = t.scalar_type();
+  // The truth of what is cheap to compute is a branch, whoever asks for it.
+  if (type == at::kBool && t.dim() == 0)
+    if (const std::optional<bool> truth = decide(t)) return PyBool_FromLong(*truth);
   const bool whole = c10::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) <= 8;
   if (!whole && type != at::kDouble && type != at::kFloat && type != at::kHalf && type != at::kBFloat16) return nullptr;
   if (const auto known = constant_value(t))
