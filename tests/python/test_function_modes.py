@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 import kiln
 from helpers import check
-from kiln.testing import CompileCounter
+from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -103,8 +103,7 @@ def test_each_mode_around_a_call_is_seen():
     def f(x):
         return torch.sin(torch.add(x, 1)) * 2
 
-    compiled = kiln.compile(f)
-    for _ in range(2):
+    for compiled in (kiln.compile(f), kiln.compile(f, backend=CompileCounter())):
         torch.testing.assert_close(compiled(X), f(X))
         for make in (
             Names,
@@ -143,3 +142,18 @@ def test_backends_get_what_the_mode_makes_of_the_calls():
     counter = CompileCounter()
     check(within_another, X, fullgraph=True, backend=counter)
     assert counter.frame_count == 1
+
+
+def test_a_mode_that_existed_before():
+    def run(wrap):
+        mode = Names()
+
+        def f(x):
+            with mode:
+                y = torch.add(x, 1)
+            return torch.add(y, 1), len(mode.names)
+
+        g = wrap(f)
+        return [g(X) for _ in range(3)], mode.names
+
+    assert_same(run(kiln.compile), run(lambda f: f))

@@ -431,8 +431,13 @@ CaptureResult Machine::run() {
     aten::Recording recording(trace);
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
     // Calls go to these from C, so that nobody looks them up.
-    for (int64_t i = 0; i < py::num_function_modes(); ++i)
-      py::check(see(py::function_mode(i), child(guards::Source::Kind::FunctionMode, nullptr, nullptr, i)));
+    for (int64_t i = 0; i < py::num_function_modes(); ++i) {
+      const py::Ref seen =
+          py::Ref::steal(see(py::function_mode(i), child(guards::Source::Kind::FunctionMode, nullptr, nullptr, i)));
+      if (seen) continue;
+      PyErr_Clear();
+      throw Unsupported("a TorchFunctionMode is active that no guard can describe");
+    }
     r = PyObject_Vectorcall(reinterpret_cast<PyObject*>(function), args.data() + 1,
                             static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
   }

@@ -4,6 +4,7 @@
 #include <c10/core/impl/PyInterpreter.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include <optional>
 #include <vector>
 
 // torch.overrides.TorchFunctionMode: a stack of objects on this thread. A call of a torch function goes to the
@@ -41,6 +42,22 @@ class FunctionModes {
     for (int64_t i = 0; i < num_function_modes(); ++i) all.push_back(function_mode(i));
     return all;
   }();
+};
+
+/// Puts the modes of this thread aside: what was recorded under them is not to go to them again.
+class NoFunctionModes {
+ public:
+  NoFunctionModes() {
+    if (aside_) at::impl::PythonTorchFunctionTLS::set_state({});
+  }
+  ~NoFunctionModes() {
+    if (aside_) at::impl::PythonTorchFunctionTLS::set_state(*aside_);
+  }
+  NoFunctionModes(const NoFunctionModes&) = delete;
+
+ private:
+  std::optional<at::impl::PythonTorchFunctionTLS> aside_ =
+      num_function_modes() > 0 ? std::optional(at::impl::PythonTorchFunctionTLS::get_state()) : std::nullopt;
 };
 
 }  // namespace kiln::py

@@ -11,6 +11,7 @@
 #include "graph/passes/passes.h"
 #include "python/capture/callables.h"
 #include "python/capture/capture.h"
+#include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/frame/bytecode/code.h"
 #include "python/frame/callable.h"
@@ -178,6 +179,7 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
   }
   StageTimer timer("backend");
   PyObject* args[] = {module.get(), examples.get()};
+  py::NoFunctionModes no_modes;
   entry.python_graph = py::check(PyObject_Vectorcall(config.backend.get(), args, 2, nullptr));
 }
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "python/capture/capture.h"
+#include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
 #include "python/frame/compile.h"
@@ -167,6 +168,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     held.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) held.push_back(py::Ref::borrow(values[i]));
     std::vector<PyObject*> args(values, values + entry.num_inputs);
+    py::NoFunctionModes no_modes;
     py::Ref result = py::check(PyObject_Vectorcall(entry.python_graph.get(), args.data(), args.size(), nullptr));
     if (!PyTuple_Check(result.get()) && !PyList_Check(result.get()))
       raise("BackendError", std::string("a backend's callable returned ") + Py_TYPE(result.get())->tp_name +
@@ -210,6 +212,11 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
       // A program that goes another way in eager never does what its capture waits for.
       constexpr int64_t kPatience = 3;
       target.cache->eager = ++target.cache->put_off >= kPatience;
+      if (target.cache->eager)
+        warn_once(
+            "put off " + place_of(target.code),
+            "kiln: " + place_of(target.code) + " runs in eager: " + e.what() +
+                ", and the program does not run it in eager either. Hint: call it once, outside of compiled code.");
       turn.reset();
       Scoped<ConfigPtr> whole(mode().config, nullptr);
       return run_plainly(tstate, frame, 0);
