@@ -217,6 +217,8 @@ def test_another_branch_still_breaks():
 def test_off_switch():
     with kiln.config.patch(disable_passes="capture.assertions"):
         assert breaks(assertion, POSITIVE) == 1
+        assert breaks(checked, LABELS) >= 1
+        check(checked, LABELS)
 
 
 def normal(mean):

@@ -74,6 +74,7 @@ struct CaptureOptions {
   std::unordered_set<std::string> breaking_items;
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
   bool assertions = false;
+  bool assertions_in_graph = true;  // else only those that can be asked before the graph runs
   /// Whether branches on small tensors of integers become guards; else only those on single elements do.
   bool data_branches = false;
 };

@@ -124,10 +124,10 @@ bool Machine::changes_nothing() {
 }
 
 bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
-  if (options.for_fx || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
+  if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
   const Value value = trace.find(condition);
   if (!value) return false;
-  if (options.assertions && changes_nothing()) {
+  if (options.assertions_in_graph && changes_nothing()) {
     assertions_.emplace_back(value, !wanted);
     return true;
   }

@@ -518,7 +518,7 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
       continue;
     }
     if (m.assertions_refused) {
-      options.assertions = false;
+      options.assertions_in_graph = false;
       continue;
     }
     if (m.done) {

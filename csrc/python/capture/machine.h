@@ -273,7 +273,7 @@ class Machine {
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
   std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
   std::unordered_set<std::string> needed_items;             // call sites of item() likewise
-  bool assertions_refused = false;                          // the next attempt breaks at them
+  bool assertions_refused = false;                          // the next attempt keeps them out of the graph
 
   // --- conditions on numbers: conditions.cpp ---
   using NodeSet = std::unordered_set<graph::Node*>;
