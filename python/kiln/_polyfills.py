@@ -318,6 +318,7 @@ def _check_tensor_all_with(error_type, cond, message=None):
 
 
 def failed_check(error_type, message):
+    """The exception of a failed check; made here, since a branch that is an assertion only raises, without jumps."""
     return error_type("a check of a tensor failed" if message is None else str(message()))
 
 

@@ -165,6 +165,12 @@ def graphs(function, *args, **options):
     return counter.frame_count
 
 
+def breaks(f, *args):
+    """How many graph breaks a call of `f` has."""
+    kiln.reset()
+    return kiln.explain(f)(*args).graph_break_count
+
+
 def training_results(f, module, x):
     """What a step of `module`, called as f(x), leaves: the output, the gradients of x and of the parameters, and the
     buffers, which start from their initial values."""

@@ -9,16 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import kiln
-from helpers import check, outcome
+from helpers import breaks, check, outcome
 from kiln.testing import assert_same
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 POSITIVE = torch.linspace(0.5, 2, 6).reshape(2, 3)
-
-
-def breaks(f, *args):
-    kiln.reset()
-    return kiln.explain(f)(*args).graph_break_count
 
 
 def assertion(x):

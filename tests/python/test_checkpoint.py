@@ -9,16 +9,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import kiln
-from helpers import check
+from helpers import breaks, check
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 both_kinds = pytest.mark.parametrize("reentrant", [False, True])
-
-
-def breaks(f, *args):
-    kiln.reset()
-    return kiln.explain(f)(*args).graph_break_count
 
 
 def block(seed=0, **options):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 import kiln
-from helpers import check
+from helpers import breaks, check
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -34,11 +34,6 @@ class Scaled(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         r = func(*args, **(kwargs or {}))
         return r * self.factor if func is torch.sin else r
-
-
-def breaks(f, *args):
-    kiln.reset()
-    return kiln.explain(f)(*args).graph_break_count
 
 
 def device(x):

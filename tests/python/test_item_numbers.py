@@ -8,14 +8,9 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import breaks
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
-
-
-def breaks(f, *args):
-    """How many graph breaks a call of `f` has."""
-    kiln.reset()
-    return kiln.explain(f)(*args).graph_break_count
 
 
 def same(expected, found):

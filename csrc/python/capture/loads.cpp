@@ -50,7 +50,7 @@ bool Machine::waits_for_loader(PyObject* function) {
   }
   if (!reaches_decomposition(name)) return false;
   decomposition_called = true;
-  return aten::inside_transform() && !missing_loader.empty();
+  return backward_waits_for_loader();
 }
 
 bool Machine::backward_waits_for_loader() const {

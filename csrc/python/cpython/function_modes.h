@@ -29,14 +29,13 @@ class FunctionModes {
   /// How many of the outermost modes are still what they were.
   int64_t common() const {
     int64_t n = 0;
-    while (n < size_ && n < num_function_modes() && function_mode(n) == modes_[static_cast<size_t>(n)]) ++n;
+    while (n < size() && n < num_function_modes() && function_mode(n) == modes_[static_cast<size_t>(n)]) ++n;
     return n;
   }
-  int64_t size() const { return size_; }
+  int64_t size() const { return static_cast<int64_t>(modes_.size()); }
 
  private:
   at::impl::PythonTorchFunctionTLS state_ = at::impl::PythonTorchFunctionTLS::get_state();
-  int64_t size_ = num_function_modes();
   std::vector<PyObject*> modes_ = [] {
     std::vector<PyObject*> all;
     for (int64_t i = 0; i < num_function_modes(); ++i) all.push_back(function_mode(i));
