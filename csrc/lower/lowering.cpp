@@ -243,7 +243,8 @@ Tensor Lowering::in_memory(const Tensor& t, const std::string& name) {
   return to;
 }
 
-Tensor Lowering::in_memory(const Tensor& t, graph::Value v) {
+Tensor Lowering::in_memory(graph::Value v) {
+  const Tensor t = get(v);
   if (t.strided()) return t;
   // Libraries choose their way by strides: give them the ones that eager has here.
   Tensor to = new_temp(name_of(*v.node, v.index) + "_mem", t.dtype, t.sizes);
@@ -252,7 +253,7 @@ Tensor Lowering::in_memory(const Tensor& t, graph::Value v) {
     out_.metas[to.buffer].strides = to.strides;
   }
   store(t, to, name_of(*v.node, v.index) + "_mem");
-  return to;
+  return values_[v] = std::move(to);
 }
 
 Tensor Lowering::lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::vector<Tensor>& inputs, int ops) const {
@@ -346,8 +347,7 @@ void Lowering::lower_extern(const Node& n) {
   e.name = n.op.name();
   auto add = [&](graph::Value v) {
     if (!v || call.inputs.count(v)) return;
-    const Tensor t = in_memory(get(v), v);
-    values_[v] = t;
+    const Tensor t = in_memory(v);
     call.inputs[v] = view_of(t);
     e.reads.push_back(t.buffer);
   };

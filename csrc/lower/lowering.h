@@ -76,7 +76,7 @@ class Lowering {
     return t.may_raise() ? in_memory(t, name_of(reader) + "_in") : t;
   }
   /// `v`'s tensor in memory, with the strides that its meta has.
-  Tensor in_memory(const Tensor& t, graph::Value v);
+  Tensor in_memory(graph::Value v);
   /// Stores t into `to` (same sizes) by a nest.
   void store(const Tensor& t, const Tensor& to, const std::string& name);
   void add_nest(loops::Nest nest) { out_.program.add_nest(std::move(nest)); }

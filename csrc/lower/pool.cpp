@@ -54,7 +54,7 @@ double lowest(DType t) {
 }
 
 bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, dilation, ceil_mode) -> (max, index)
-  const Tensor t = l.in_memory(l.get(n.arg(0)), n.arg(0).value());
+  const Tensor t = l.in_memory(n.arg(0).value());
   if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < 3 || t.dtype == DType::Bool) return false;
   const Arg dilation = n.arg(4);
   const auto w = windows(t.sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), &dilation);
@@ -181,7 +181,7 @@ struct Divisor {
 };
 
 bool average(Lowering& l, const Node& n, const std::array<Window, 2>& w, const Divisor& divisor) {
-  const Tensor t = l.in_memory(l.get(n.arg(0)), n.arg(0).value());
+  const Tensor t = l.in_memory(n.arg(0).value());
   if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < 3 || !is_floating(t.dtype)) return false;
   const Tensor to = l.new_buffer(n, 0);
   const DType compute = compute_type(t.dtype);

@@ -484,3 +484,13 @@ def test_group_norm_of_either_layout(groups, affine, shape):
         leaves = [None if t is None else t.clone().requires_grad_() for t in (weight, bias)]
         check(f, x.clone().requires_grad_(), *leaves, fullgraph=True)
         check(lambda x: F.group_norm(x, groups), x.float(), rtol=1e-3, atol=1e-3, fullgraph=True)
+
+
+@pytest.mark.parametrize("of", ["max_pool2d", "avg_pool2d"])
+def test_two_poolings_of_one_cheap_value(of):
+    pool = getattr(torch.nn.functional, of)
+
+    def erosion(x):  # of the soft skeleton of Shit et al. (2021), clDice
+        return torch.min(-pool(-x, (3, 1), 1, (1, 0)), -pool(-x, (1, 3), 1, (0, 1)))
+
+    check(erosion, torch.randn(2, 3, 8, 8), fullgraph=True)
