@@ -111,6 +111,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
+  if (trace && trace->replace && trace->replace(op, *stack)) return;
   c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
   if (!trace) {
     op.callBoxed(*stack);

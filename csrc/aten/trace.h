@@ -38,6 +38,9 @@ class Trace {
   std::function<graph::Value(const at::Tensor&)> on_unknown;
   /// The value of a tensor of one element, if the trace's calls alone make it what it is.
   std::function<std::optional<at::Scalar>(const at::Tensor&)> constant_value;
+  /// Called before a call is recorded: true if it put the results on the stack itself, made by calls that are recorded
+  /// in its place.
+  std::function<bool(const c10::OperatorHandle& op, torch::jit::Stack& stack)> replace;
   /// Called after each appended node.
   std::function<void(graph::Node&)> on_node;
   /// Where the node comes from; shared by the nodes of one instruction.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "aten/schema.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
@@ -32,7 +33,7 @@ void pass(const char* name, graph::Graph& g, const std::function<bool()>& body) 
 bool replayable(const graph::Graph& traced) {
   for (const auto& n : traced.nodes())
     if (n->kind == graph::NodeKind::Call && n->op.name().starts_with("kiln::") &&
-        !n->op.name().starts_with("kiln::custom_function"))
+        !n->op.name().starts_with("kiln::custom_function") && !aten::find_op(n->op))
       return false;
   return true;
 }

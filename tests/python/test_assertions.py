@@ -212,6 +212,8 @@ def test_another_branch_still_breaks():
 def test_off_switch():
     with kiln.config.patch(disable_passes="capture.assertions"):
         assert breaks(assertion, POSITIVE) == 1
+        check(checked, LABELS)
+    with kiln.config.patch(disable_passes="capture.assertions,capture.data_branches"):
         assert breaks(checked, LABELS) >= 1
         check(checked, LABELS)
 

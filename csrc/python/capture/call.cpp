@@ -496,7 +496,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Item:
       if (count == 1 && !kwnames)
         if (PyObject* number = item_number(arg(0)); number || PyErr_Occurred()) return number;
-      if (is_named(callable, "tolist")) return graph_break("call-that-breaks", "a call of " + describe(callable));
+      if (is_named(callable, "tolist")) {
+        if (PyObject* list = count == 1 ? decided_list(arg(0)) : nullptr; list || PyErr_Occurred()) return list;
+        return graph_break("call-that-breaks", "a call of " + describe(callable));
+      }
       [[fallthrough]];
     case Policy::Torch: {
       if (!bound) return torch_call(callable, args, n, kwnames, native);

@@ -68,14 +68,15 @@ struct CaptureOptions {
   bool floats_change = true, ints_change = true;  // whether these do
   /// Those of them whose value was needed after all.
   std::unordered_set<std::string> constant_numbers;
-  /// item() of a floating-point tensor gives a number that the graph computes with, except at these calls, where its
-  /// value was needed.
+  /// item() gives a number that the graph computes with, except at these calls, where its value was needed: there it is
+  /// decided (Machine::decide_numbers), or breaks the graph.
   bool item_numbers = false;
   std::unordered_set<std::string> breaking_items;
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
   bool assertions = false;
   bool assertions_in_graph = true;  // else only those that can be asked before the graph runs
-  /// Whether branches on small tensors of integers become guards; else only those on single elements do.
+  /// Whether small tensors of integers decide by guards on branches, numbers and shapes; else only single elements do,
+  /// on branches.
   bool data_branches = false;
 };
 

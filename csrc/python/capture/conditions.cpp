@@ -8,6 +8,7 @@
 // What depends on constants alone is computed during the capture.
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/nonzero.h"
 #include "aten/schema.h"
 #include "base/error.h"
 #include "ops/ops.h"
@@ -63,13 +64,29 @@ Node* base_of(Value v) {
   }
 }
 
+bool is_known(const graph::Op& op) { return op.name().starts_with("aten::") || op == aten::nonzero_sized_op(); }
+
+/// Whether the shape or value of the call's result depends on data.
+bool reads_data(const Node& n, const aten::OpInfo& op) {
+  if (!op.needs_data) return false;
+  static const graph::Op index("aten::index.Tensor");
+  if (n.op == index) {
+    bool mask = false;
+    graph::for_each_value(
+        n.arg(1), [&](Value v) { mask |= v && (v.meta().dtype == DType::Bool || v.meta().dtype == DType::UInt8); });
+    return mask;
+  }
+  const std::optional<int> size = op.schema().argumentIndexWithName("output_size");
+  return !size || n.arg(static_cast<size_t>(*size)).is_none();
+}
+
 /// Whether the node may be run once more, by itself.
 bool is_cheap(const Node& n) {
   if (!std::all_of(n.results.begin(), n.results.end(), is_small)) return false;
   if (n.kind == NodeKind::Placeholder || n.op == constant_op()) return true;
   const aten::OpInfo* op = aten::find_op(n.op);
   if (op && op->factory && !op->random) return makes_constant(n.op.name());
-  return op && n.op.name().starts_with("aten::") && !op->random && !op->needs_data && !op->factory &&
+  return op && is_known(n.op) && !op->random && !reads_data(n, *op) && !op->factory &&
          (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View || op->kind == aten::OpKind::InPlace);
 }
 
@@ -102,7 +119,7 @@ bool writes_to(const Node& n, const std::function<bool(const Node*)>& counts) {
 bool changes_nothing(const Node& n) {
   // A custom operator may do what its schema does not tell, and a backward() writes gradients.
   const std::string& name = n.op.name();
-  const bool known = n.kind == NodeKind::Placeholder || n.op == constant_op() || name.starts_with("aten::") ||
+  const bool known = n.kind == NodeKind::Placeholder || n.op == constant_op() || is_known(n.op) ||
                      name.starts_with("kiln::custom_function");
   return known && !writes_to(n, is_outside);
 }
@@ -187,6 +204,27 @@ std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
   return now.item();
 }
 
+std::optional<bool> Machine::decide_truth(const at::Tensor& t) {
+  if (options.for_fx || t.numel() != 1) return std::nullopt;
+  if (t.scalar_type() == at::kBool && t.dim() == 0) return decide(t);
+  return may_decide(t) ? decide(at::any(t)) : std::nullopt;
+}
+
+at::Tensor Machine::decide_numbers(const at::Tensor& t) {
+  const Value value = options.for_fx || !options.data_branches ? Value() : trace.value_of(t);
+  NodeSet nodes;
+  if (!value || !is_integral(value.meta().dtype) || !trace_back(value, &nodes)) return {};
+  at::Tensor now = evaluate(value, nodes);
+  if (!now.defined() || now.numel() > aten::kMaxConstant) return {};
+  if (std::any_of(nodes.begin(), nodes.end(), [](const Node* n) { return n->kind == NodeKind::Placeholder; })) {
+    branches_.nodes.merge(nodes);
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard real;
+    branches_.numbers.emplace_back(value, aten::numbers_of(now));
+  }
+  return now;
+}
+
 std::optional<bool> Machine::decide(const at::Tensor& condition) {
   const Value value = trace.find(condition);
   NodeSet nodes;
@@ -234,8 +272,8 @@ at::Tensor Machine::evaluate(Value value, const NodeSet& nodes) {
 }
 
 CaptureResult::Condition Machine::any_of(const Conditions& conditions, const char* name) {
-  if (conditions.values.empty()) return {};
-  static const graph::Op clone("aten::clone");
+  if (conditions.values.empty() && conditions.numbers.empty()) return {};
+  static const graph::Op clone("aten::clone"), differ("aten::ne.Tensor"), any("aten::any");
   auto made = std::make_shared<graph::Graph>();
   std::vector<size_t> taken;
   made->name = name;
@@ -267,6 +305,19 @@ CaptureResult::Condition Machine::any_of(const Conditions& conditions, const cha
   }
   std::vector<std::pair<Value, bool>> values;
   for (const auto& [value, wanted] : conditions.values) values.emplace_back(map.at(value), wanted);
+  for (const auto& [value, numbers] : conditions.numbers) {
+    const Value found = map.at(value);
+    graph::TensorMeta meta = found.meta();
+    meta.strides = graph::contiguous_strides(meta.sizes);
+    meta.offset = 0;
+    const std::vector<graph::Arg> constant{numbers, graph::Arg::ints(meta.sizes), graph::Arg(meta.dtype)};
+    const Value expected = made->add_call(constant_op(), constant, {meta})->out();
+    meta.dtype = DType::Bool;
+    const Value differs = made->add_call(differ, {graph::Arg(found), graph::Arg(expected)}, {meta})->out();
+    meta.sizes.clear();
+    meta.strides.clear();
+    values.emplace_back(made->add_call(any, {graph::Arg(differs)}, {meta})->out(), true);
+  }
   made->outputs().emplace_back(either_of(*made, values));
   return {std::move(made), std::move(taken)};
 }

@@ -356,6 +356,9 @@ Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions
     return input_value(t);
   };
   trace.constant_value = [this](const at::Tensor& t) { return constant_value(t); };
+  trace.replace = [this](const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+    return replace_data_shape(op, stack);
+  };
   trace.on_node = [this](graph::Node& n) {
     n.checkpoint = checkpoint.depth > 0 ? checkpoint.number : 0;
     mirror_node(n);
@@ -506,7 +509,7 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
         log_artifact(Topic::recompiles, s,
                      "changes between calls, but stays a constant: its value is needed\n" + m.reason.stack);
       for (const std::string& s : m.needed_items)
-        log_artifact(Topic::graph_breaks, s, "breaks the graph: its value is needed\n" + m.reason.stack);
+        log_artifact(Topic::graph_breaks, s, "its value is needed: a guard on it, or a break\n" + m.reason.stack);
       options.constant_numbers.insert(m.needed_numbers.begin(), m.needed_numbers.end());
       options.breaking_items.insert(m.needed_items.begin(), m.needed_items.end());
       // Ints are needed more often than not (as sizes, indices, bounds): a second one is reason enough to stop trying.

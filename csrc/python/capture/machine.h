@@ -281,12 +281,18 @@ class Machine {
   struct Conditions {
     NodeSet nodes;
     std::vector<std::pair<graph::Value, bool>> values;
+    std::vector<std::pair<graph::Value, graph::Arg>> numbers;  // integers, and what else they are asked to be than
   };
   /// Takes a bool tensor of one element: where it is `truth`, the call runs in eager. False if it depends on more than
   /// single elements and small tensors of integers.
   bool add_eager_condition(const at::Tensor& condition, bool truth = true);
   /// The truth of such a tensor for this call, which becomes a guard. None if it depends on more.
   std::optional<bool> decide(const at::Tensor& condition);
+  /// The same of any tensor of one integer or bool.
+  std::optional<bool> decide_truth(const at::Tensor& t);
+  /// What the elements of `t`, integers or bools, are in this call, which becomes a guard. Undefined if they depend on
+  /// more, or if data shall decide nothing more (CaptureOptions::data_branches).
+  at::Tensor decide_numbers(const at::Tensor& t);
   /// The truth of the comparison of numbers that runs now for which the program does not raise an exception, if it does
   /// so for the other.
   std::optional<bool> asserted_truth() const;
@@ -307,6 +313,17 @@ class Machine {
   void index_nodes();
   /// Adds what becomes of the assertions to the graph. False if they cannot stay in it.
   bool finish_assertions();
+
+  // --- shapes that depend on data: data_shapes.cpp ---
+  /// A call of an operator whose result has such a shape, where the data decide it as decide_numbers() has it: false,
+  /// or its results instead of its arguments are on the stack.
+  bool replace_data_shape(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  /// aten::nonzero with the number of results of this call. Undefined if that cannot be.
+  at::Tensor sized_nonzero(const at::Tensor& mask);
+  /// Whether decide_numbers() may know what is computed of `t`.
+  bool may_decide(const at::Tensor& t);
+  /// Tensor.tolist(); null without an error if its elements cannot be decided.
+  PyObject* decided_list(PyObject* tensor);
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.

@@ -1,6 +1,6 @@
 // Floats and ints that changed between calls, and those that item() gives: the graph has them as 0-dim tensors, and the
 // program sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that
-// number for a constant again, or breaks at that call of item().
+// number for a constant again, and has a guard on what that call of item() gives, or breaks there.
 #include <numeric>
 
 #include "aten/fake.h"
@@ -150,7 +150,7 @@ std::string Machine::call_site() const {
 }
 
 PyObject* Machine::item_number(PyObject* o) {
-  if (!options.item_numbers || !py::is_tensor(o)) return nullptr;
+  if (options.for_fx || !py::is_tensor(o)) return nullptr;
   const at::Tensor t = THPVariable_Unpack(o);
   if (!aten::is_fake(t) || t.numel() != 1 || !t.device().is_cpu()) return nullptr;
   const at::ScalarType type = t.scalar_type();
@@ -162,7 +162,10 @@ PyObject* Machine::item_number(PyObject* o) {
   if (const auto known = constant_value(t))
     return known->isFloatingPoint() ? PyFloat_FromDouble(known->toDouble()) : PyLong_FromLongLong(known->toLong());
   const std::string source = kItem + call_site();
-  if (options.breaking_items.count(source)) return nullptr;
+  if (!options.item_numbers || options.breaking_items.count(source)) {
+    const at::Tensor now = whole ? decide_numbers(t) : at::Tensor();
+    return now.defined() ? PyLong_FromLongLong(now.item().toLong()) : nullptr;
+  }
   static PyObject* item = function_of("item");
   has_numbers = true;
   const py::Ref bound =

@@ -9,7 +9,9 @@ int truth(Exec& e, PyObject* o) {
   if (o == Py_True) return 1;
   if (o == Py_False || o == Py_None) return 0;
   if (py::is_tensor(o)) {
-    if (const auto known = e.m.constant_value(THPVariable_Unpack(o))) return known->equal(0) ? 0 : 1;
+    const at::Tensor t = THPVariable_Unpack(o);
+    if (const auto known = e.m.constant_value(t)) return known->equal(0) ? 0 : 1;
+    if (const auto decided = e.m.decide_truth(t)) return *decided;
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }

@@ -247,7 +247,8 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.for_fx = static_cast<bool>(config.backend);
     // Data that decide otherwise again and again: better a break than the recompile limit.
     constexpr int64_t kMostBranches = 4;
-    options.data_branches = std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
+    options.data_branches = !pass_disabled("capture.data_branches") &&
+                            std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
                               return static_cast<bool>(e->other_branch.graph);
                             }) < kMostBranches;
     options.look_through = [&](PyObject* o) { return original_of(o, config); };

@@ -1,0 +1,180 @@
+"""Results whose shapes depend on the values of small integer tensors: decided as guards, one entry for each outcome."""
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from helpers import breaks, check
+
+MASK = torch.tensor([True, False, True, True, False])
+OTHER = torch.tensor([False, True, True, False, True])  # as many are true
+FEWER = torch.tensor([False, False, True, False, False])
+COUNTS = torch.tensor([2, 0, 3, 1, 1])
+X = torch.arange(20.0).reshape(5, 4)
+
+
+def masked(x, mask):
+    return x[mask] * 2, x[:, mask[:4]], x.masked_select(mask[:, None])
+
+
+def positions(x, mask):
+    grid = mask[:, None] & mask[None]
+    pairs = grid.nonzero()
+    return pairs, torch.where(grid), torch.argwhere(mask), torch.nonzero(mask, as_tuple=True), x[pairs[:, 0]]
+
+
+def several_dims(x, mask):
+    grid = mask[:, None] & mask[:4]
+    return x[grid], x.unsqueeze(0)[:, grid], x.t()[None, :, mask]
+
+
+def repeated(x, counts):
+    return x.repeat_interleave(counts, 0), torch.repeat_interleave(counts), x.repeat_interleave(counts[:1], 1)
+
+
+def parted(x, counts):
+    return [part.sum(0) for part in x.repeat(2, 1)[:7].split(counts.tolist())]
+
+
+def occurring(x, counts):
+    values, inverse, times = torch.unique(counts, return_inverse=True, return_counts=True)
+    return values, inverse, times, torch.unique_consecutive(counts), x[values]
+
+
+def counted(x, counts):
+    return torch.bincount(counts), torch.bincount(counts, minlength=6), x * 2
+
+
+def sized(x, counts):
+    for _ in range(int(counts.max())):
+        x = x + 1
+    return x.new_zeros(counts.max().item() + 1, 4).index_add(0, counts, x), x[: counts[0].item()]
+
+
+def chained(x, mask):
+    """The second number depends on the first."""
+    chosen = mask.nonzero()[:, 0]
+    later = chosen[chosen > 1]
+    return x[later], x[: later.sum().item() % 5], x.new_ones(later.numel())
+
+
+def branching(x, mask):
+    if mask.any():
+        x = x * 2
+    return x - 1 if torch.equal(mask, mask.flip(0)) else x + 1
+
+
+@pytest.mark.parametrize("f", [masked, positions, several_dims, chained, branching])
+@pytest.mark.parametrize("mask", [MASK, FEWER, torch.zeros(5, dtype=torch.bool), MASK & ~MASK | True])
+def test_masks(f, mask):
+    check(f, X, mask)
+    assert breaks(f, X, mask) == 0
+
+
+@pytest.mark.parametrize("f", [repeated, parted, occurring, counted, sized])
+@pytest.mark.parametrize("counts", [COUNTS, COUNTS.flip(0), torch.tensor([1, 1, 4, 1, 0])])
+def test_counts(f, counts):
+    check(f, X, counts)
+    assert breaks(f, X, counts) == 0
+
+
+@pytest.mark.parametrize("f", [masked, positions, several_dims, chained, branching])
+def test_one_function_many_masks(f):
+    compiled = kiln.compile(f)
+    for mask in (MASK, OTHER, FEWER, MASK, ~FEWER, OTHER, ~MASK, FEWER, MASK.flip(0)):
+        torch.testing.assert_close(compiled(X, mask), f(X, mask), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("f", [repeated, occurring, counted, sized])
+def test_one_function_many_counts(f):
+    compiled = kiln.compile(f)
+    for shift in (0, 1, 3, 0, 2, 4, 1, 3):
+        counts = torch.arange(5).roll(shift) % (shift + 1)
+        torch.testing.assert_close(compiled(X, counts), f(X, counts), rtol=0, atol=0)
+
+
+def test_as_many_others_take_the_same_entry():
+    compiled = kiln.compile(lambda x, mask: x[mask] * 2)
+    for mask, entries in ((MASK, 1), (OTHER, 1), (FEWER, 2), (MASK, 2), (FEWER, 2), (OTHER, 2)):
+        assert torch.equal(compiled(X, mask), X[mask] * 2)
+        assert len(compiled._entries) == entries
+
+
+def test_what_is_always_different_breaks():
+    compiled = kiln.compile(lambda x, i: x[: i.max().item()] * 2)
+    long = torch.arange(60.0)
+    for n in (1, 2, 3, 4, 5, 6, 7, 8, 3, 30, 40):
+        assert torch.equal(compiled(long, torch.tensor([0, n])), long[:n] * 2)
+    assert len(compiled._entries) == 5  # four of the values, and one with a break that serves all others
+
+
+def test_a_mask_of_floats_breaks():
+    def f(x):
+        return x[x > 0.5] * 2
+
+    check(f, torch.rand(50))
+    assert breaks(f, torch.rand(50)) == 1
+
+
+def test_switched_off():
+    def f(x, mask):
+        return x[mask] * 2
+
+    with kiln.config.patch(disable_passes="capture.data_branches"):
+        assert breaks(f, X, MASK) == 1
+        check(f, X, MASK)
+
+
+def test_errors_are_eager_s():
+    check(lambda n: torch.bincount(n), torch.tensor([1, -1, 2]))
+    check(lambda x, n: x.repeat_interleave(n, 0), X, torch.tensor([1, -1, 2, 0, 0]))
+    check(lambda x, mask: x[mask], X, torch.ones(4, dtype=torch.bool))
+    compiled = kiln.compile(lambda n: torch.bincount(n))
+    assert compiled(torch.tensor([1, 2, 2])).tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="non-negative"):
+        compiled(torch.tensor([-1, 2, 2]))
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        y = self.layer(x)
+        z = torch.zeros_like(y)
+        z[mask] = y[mask] * 2
+        z[~mask] = y.masked_select(~mask[:, None]).view(-1, 4)
+        return z
+
+
+def test_gradients_of_masks():
+    torch.manual_seed(0)
+    check(Masked(), X, MASK)
+    assert breaks(Masked(), X, MASK) == 0
+
+
+class GraphConvolution(nn.Module):
+    """Kipf and Welling (2017), with self-loops added where there are none, as graph libraries do it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, x, edges):
+        nodes = int(edges.max()) + 1
+        edges = edges[:, edges[0] != edges[1]]
+        loops = torch.arange(nodes)
+        source, target = torch.cat([edges, torch.stack([loops, loops])], 1)
+        degree = torch.zeros(nodes).scatter_add(0, target, torch.ones(target.numel()))
+        weight = degree[source].rsqrt() * degree[target].rsqrt()
+        return torch.zeros(nodes, 8).index_add(0, target, self.layer(x)[source] * weight[:, None])
+
+
+def test_graph_convolution_is_one_graph():
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 3, 4, 4, 2], [1, 1, 0, 2, 4, 3, 1]])
+    model = GraphConvolution()
+    check(model, X, edges)
+    assert breaks(model, X, edges) == 0
