@@ -59,6 +59,12 @@ def chained(x, mask):
     return x[later], x[: later.sum().item() % 5], x.new_ones(later.numel())
 
 
+def in_tensors(x, counts):
+    most = counts.max().item()
+    sizes = torch.tensor([[most, x.shape[0]], [1, int(counts[0])]])
+    return sizes, torch.as_tensor((most, 2.5)), x.new_tensor([most]), torch.tensor(most), x * sizes.sum()
+
+
 def branching(x, mask):
     if mask.any():
         x = x * 2
@@ -72,7 +78,7 @@ def test_masks(f, mask):
     assert breaks(f, X, mask) == 0
 
 
-@pytest.mark.parametrize("f", [repeated, parted, occurring, counted, sized])
+@pytest.mark.parametrize("f", [repeated, parted, occurring, counted, sized, in_tensors])
 @pytest.mark.parametrize("counts", [COUNTS, COUNTS.flip(0), torch.tensor([1, 1, 4, 1, 0])])
 def test_counts(f, counts):
     check(f, X, counts)

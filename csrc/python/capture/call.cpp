@@ -416,8 +416,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
   // The arguments of torch's own functions are converted in C, also those in lists.
   PyObject* number = number_among(args, count_of(nargsf, kwnames));
-  if (PyObject* inner =
-          !number && policy == Policy::Torch ? number_among(args, count_of(nargsf, kwnames), true) : nullptr) {
+  const bool converts = policy == Policy::Torch || policy == Policy::TensorData;
+  if (PyObject* inner = !number && converts ? number_among(args, count_of(nargsf, kwnames), true) : nullptr) {
     if (bound || strncmp(name_of(callable), "_foreach_", 9) != 0) return specialize(inner);
     return call_with_numbers(callable, std::vector<PyObject*>(args, args + count_of(nargsf, kwnames)), kwnames);
   }
