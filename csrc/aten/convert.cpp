@@ -391,7 +391,7 @@ void for_each_tensor(const c10::IValue& value, const std::function<void(const at
 bool has_mask(const c10::IValue& indices) {
   bool mask = false;
   for_each_tensor(indices, [&](const at::Tensor& t) {
-    mask = mask || (t.defined() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte));
+    mask = mask || (t.defined() && is_mask(t.scalar_type()));
   });
   return mask;
 }

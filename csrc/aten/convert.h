@@ -61,7 +61,9 @@ graph::Arg numbers_of(const at::Tensor& t);
 
 /// Calls f on every tensor in `value`, undefined ones included: a tensor, an optional one, or a list.
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);
-/// Whether indices (a Tensor?[]) select by data: one of them is a boolean or uint8 mask.
+/// Whether an index of this type selects by its data, instead of naming what is selected.
+inline bool is_mask(at::ScalarType t) { return t == at::kBool || t == at::kByte; }
+/// Whether indices (a Tensor?[]) have masks among them.
 bool has_mask(const c10::IValue& indices);
 /// Results of a boxed call, flattened to tensors in order. Throws Unsupported if one is neither a tensor nor a list of
 /// them.

@@ -262,20 +262,9 @@ void run_fake(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Sta
   }
 }
 
-bool resolves_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  // repeat_interleave knows its size if it is told.
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i)
-    if (arguments[i].name() == "output_size" && !args[i].isNone()) return true;
-  return false;
-}
-
 void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  if (op.needs_data && !resolves_data_need(op, args)) {
-    // index.Tensor carries the tag for its boolean masks only.
-    if (op.op == graph::Op("aten::index.Tensor") && !has_mask(args[1])) return;
+  if (op.call_needs_data([&](size_t i) { return !args[i].isNone(); }, [&](size_t i) { return has_mask(args[i]); }))
     throw NeedsData(op.op);
-  }
 }
 
 /// Whether a fake is moved to the meta device, as kernels do that want to know a shape.

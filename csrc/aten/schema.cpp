@@ -78,6 +78,16 @@ std::mutex& mutex() {
 
 }  // namespace
 
+bool OpInfo::call_needs_data(const std::function<bool(size_t)>& is_given,
+                             const std::function<bool(size_t)>& has_mask) const {
+  if (!needs_data) return false;
+  static const graph::Op index("aten::index.Tensor");
+  if (op == index) return has_mask(1);
+  // repeat_interleave knows its size if it is told.
+  const std::optional<int> size = schema().argumentIndexWithName("output_size");
+  return !size || !is_given(static_cast<size_t>(*size));
+}
+
 const OpInfo& op_info(const c10::OperatorHandle& handle) {
   // Keyed by the schema's address: it is part of the operator's definition in the dispatcher and does not move.
   static auto& table = *new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>>();

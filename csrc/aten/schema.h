@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ struct OpInfo {
   /// Native kernel for this op on meta tensors, or null; see meta_kernels.def.
   const c10::KernelFunction* meta = nullptr;
   const c10::FunctionSchema& schema() const { return handle.schema(); }
+  /// needs_data as far as a call's arguments have a say: whether the argument at a position is not None, and whether it
+  /// has masks among its tensors.
+  bool call_needs_data(const std::function<bool(size_t)>& is_given, const std::function<bool(size_t)>& has_mask) const;
 };
 
 /// The record of a registered operator; made at its first use. Thread-safe.

@@ -265,6 +265,10 @@ bool can_be_constant(const at::Tensor& t) {
   return t.numel() <= kMaxConstant && t.device().is_cpu() && t.layout() == at::kStrided && !t.requires_grad();
 }
 
+std::vector<graph::Arg> constant_args(graph::Arg numbers, const graph::TensorMeta& meta) {
+  return {std::move(numbers), graph::Arg::ints(meta.sizes), graph::Arg(meta.dtype)};
+}
+
 at::Tensor record_constant(Trace& trace, const at::Tensor& t) {
   graph::Arg values;
   {
@@ -278,8 +282,7 @@ at::Tensor record_constant(Trace& trace, const at::Tensor& t) {
     RecordingPaused no_recording;
     stand = make_fake(t);
   }
-  trace.record(graph::Op("kiln::tensor_constant"),
-               {std::move(values), graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type()))}, {stand},
+  trace.record(graph::Op("kiln::tensor_constant"), constant_args(std::move(values), meta_of(stand)), {stand},
                "constant");
   return stand;
 }

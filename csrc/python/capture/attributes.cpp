@@ -665,7 +665,17 @@ bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
     after_c_call(nullptr);
     return false;
   }
-  if (c == Class::Module) return store_global(PyModule_GetDict(o), name, value);
+  if (c == Class::Module) {
+    // Classes of modules may have attributes of their own (torch.backends.cudnn.enabled).
+    PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
+    if (!descr || !Py_TYPE(descr)->tp_descr_set) return store_global(PyModule_GetDict(o), name, value);
+    if (sets_in_python(descr)) {
+      py::Ref hold = py::Ref::borrow(descr);
+      if (Py_TYPE(descr)->tp_descr_set(descr, o, value) == 0) return true;
+      after_c_call(nullptr);
+      return false;
+    }
+  }
   if (c == Class::Type) {
     if (refuses_class_write(o)) return false;
     if (PyObject_SetAttr(o, name, value) == 0) return true;

@@ -541,6 +541,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       Paused paused_here(*this);
       return after_c_call(native());
     }
+    case Policy::ReadSetting:
+    case Policy::WriteSetting:
+      return call_setting(callable, args, n, kwnames);
     case Policy::Global: {
       const std::string_view name = name_of(callable);
       // Tangents of graph inputs and results are nobody's business but eager's.
@@ -755,6 +758,16 @@ PyObject* Machine::defer_call(py311::Frame* frame) {
   return Py_NewRef(Py_None);
 }
 
+PyObject* Machine::see_cached(PyObject* wrapper, PyObject* result) {
+  auto* cache = reinterpret_cast<LruCache*>(wrapper);
+  const auto [key, item] = cached_item(cache, result);
+  if (!key) return nullptr;
+  // What was done to the result since is guarded as that of any other object, and that it is still this one.
+  const std::string name = describe(wrapper);
+  guard(Guard::Kind::Is, guards::dict_item(guards::constant(cache->cache, name + ".cache"), key), item);
+  return see(result, guards::constant(result, name + "()"));
+}
+
 PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   if (made_functions.count(wrapper)) return after_c_call(PyObject_Vectorcall(wrapper, args, nargsf, kwnames));
   static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
@@ -781,12 +794,7 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
     if (is_constant(r.get())) return r.release();
     bool quiet = !trusted;
     for (size_t i = 0; quiet && i < all; ++i) quiet = is_constant(args[i]) || has_identity_hash(args[i]);
-    if (const auto [key, item] = quiet ? cached_item(cache, r.get()) : std::pair<PyObject*, PyObject*>(); key) {
-      // What was done to the result since is guarded as that of any other object, and that it is still this one.
-      const std::string name = describe(wrapper);
-      guard(Guard::Kind::Is, guards::dict_item(guards::constant(cache->cache, name + ".cache"), key), item);
-      return see(r.get(), guards::constant(r.get(), name + "()"));
-    }
+    if (PyObject* seen = quiet ? see_cached(wrapper, r.get()) : nullptr; seen || PyErr_Occurred()) return seen;
     if (!trusted) --cache->hits;  // the call that eager makes behind the break finds this result
   }
   // Which object it gives, and what was done to it since, is the program's business, but not for Python's and torch's

@@ -32,6 +32,14 @@ const Row kFunctions[] = {
 #undef KILN_FUNCTION
 };
 
+const struct {
+  const char *getter, *setter;  // no setter: null
+} kSettings[] = {
+#define KILN_SETTING(getter, setter) {getter, setter},
+#include "python/capture/settings.def"
+#undef KILN_SETTING
+};
+
 /// CPython 3.11's private object behind a slot that is bound to a receiver.
 struct MethodWrapper {
   PyObject_HEAD PyWrapperDescrObject* descr;
@@ -53,7 +61,8 @@ const void* key_of(PyObject* o) {
 
 struct Tables {
   std::unordered_map<const void*, Policy> callables;
-  std::unordered_map<const void*, Policy> functions;  // by code object
+  std::unordered_map<const void*, Policy> functions;   // by code object
+  std::unordered_map<const void*, PyObject*> getters;  // of settings, by setter
   std::unordered_set<PyTypeObject*> pure_types;
   std::vector<std::string> unresolved;
 
@@ -145,6 +154,17 @@ struct Tables {
       else
         unresolved.push_back(row.path);
     }
+    for (const auto& row : kSettings) {
+      py::Ref getter = resolve(row.getter), setter = row.setter ? resolve(row.setter) : py::Ref();
+      if (!getter || (row.setter && !setter)) {
+        unresolved.push_back(getter ? row.setter : row.getter);
+        continue;
+      }
+      add(getter.get(), Policy::ReadSetting);
+      if (!setter) continue;
+      add(setter.get(), Policy::WriteSetting);
+      getters[key_of(setter.get())] = getter.release();
+    }
     for (const Row& row : kFunctions) {
       py::Ref o = resolve(row.path);
       while (o && !PyFunction_Check(o.get())) {
@@ -198,6 +218,8 @@ PyObject* self_of(PyObject* c_callable) {
   if (PyCFunction_Check(c_callable)) return PyCFunction_GET_SELF(c_callable);
   return Py_TYPE(c_callable) == &_PyMethodWrapper_Type ? reinterpret_cast<MethodWrapper*>(c_callable)->self : nullptr;
 }
+
+PyObject* getter_of(PyObject* setter) { return tables().getters.at(key_of(setter)); }
 
 const char* name_of(PyObject* c_callable) {
   if (PyCFunction_Check(c_callable)) return reinterpret_cast<PyCFunctionObject*>(c_callable)->m_ml->ml_name;

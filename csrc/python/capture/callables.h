@@ -6,7 +6,7 @@
 
 namespace kiln::capture {
 
-/// What calling something means during a capture; see callables.def.
+/// What calling something means during a capture; see callables.def and settings.def.
 enum class Policy : unsigned char {
   Unknown,
   Interpret,
@@ -42,6 +42,8 @@ enum class Policy : unsigned char {
   Polyfill,
   Defer,
   Loads,
+  ReadSetting,
+  WriteSetting,
   Break,
 };
 
@@ -49,6 +51,8 @@ enum class Policy : unsigned char {
 void load_callables();
 /// Paths of the table that name nothing in this Python and PyTorch.
 const std::vector<std::string>& unresolved_callables();
+/// What tells the setting that `setter` (WriteSetting) sets, borrowed.
+PyObject* getter_of(PyObject* setter);
 /// kiln._polyfills, borrowed.
 PyObject* polyfills();
 /// Of a builtin function or method, a descriptor or a slot wrapper; Unknown for what the table lacks.

@@ -29,6 +29,8 @@ const graph::Op& constant_op() {
   return op;
 }
 
+bool is_input(const Node* n) { return n->kind == NodeKind::Placeholder; }
+
 bool is_single(const graph::TensorMeta& t) {
   return t.defined && std::all_of(t.sizes.begin(), t.sizes.end(), [](int64_t size) { return size == 1; });
 }
@@ -68,16 +70,12 @@ bool is_known(const graph::Op& op) { return op.name().starts_with("aten::") || o
 
 /// Whether the shape or value of the call's result depends on data.
 bool reads_data(const Node& n, const aten::OpInfo& op) {
-  if (!op.needs_data) return false;
-  static const graph::Op index("aten::index.Tensor");
-  if (n.op == index) {
+  const auto has_mask = [&](size_t i) {
     bool mask = false;
-    graph::for_each_value(
-        n.arg(1), [&](Value v) { mask |= v && (v.meta().dtype == DType::Bool || v.meta().dtype == DType::UInt8); });
+    graph::for_each_value(n.arg(i), [&](Value v) { mask |= v && aten::is_mask(aten::scalar_type_of(v.meta().dtype)); });
     return mask;
-  }
-  const std::optional<int> size = op.schema().argumentIndexWithName("output_size");
-  return !size || n.arg(static_cast<size_t>(*size)).is_none();
+  };
+  return op.call_needs_data([&](size_t i) { return !n.arg(i).is_none(); }, has_mask);
 }
 
 /// Whether the node may be run once more, by itself.
@@ -194,12 +192,9 @@ bool Machine::add_eager_condition(const at::Tensor& condition, bool truth) {
 }
 
 std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
-  const Value value = trace.find(t);
+  if (options.for_fx || t.numel() != 1) return std::nullopt;
   NodeSet nodes;
-  if (options.for_fx || !value || t.numel() != 1 || !trace_back(value, &nodes)) return std::nullopt;
-  for (const Node* n : nodes)
-    if (n->kind == NodeKind::Placeholder) return std::nullopt;
-  const at::Tensor now = evaluate(value, nodes);
+  const at::Tensor now = evaluate(trace.find(t), &nodes, [](const Node* n) { return !is_input(n); });
   if (!now.defined()) return std::nullopt;
   return now.item();
 }
@@ -212,11 +207,11 @@ std::optional<bool> Machine::decide_truth(const at::Tensor& t) {
 
 at::Tensor Machine::decide_numbers(const at::Tensor& t) {
   const Value value = options.for_fx || !options.data_branches ? Value() : trace.value_of(t);
+  if (!value || !is_integral(value.meta().dtype)) return {};
   NodeSet nodes;
-  if (!value || !is_integral(value.meta().dtype) || !trace_back(value, &nodes)) return {};
-  at::Tensor now = evaluate(value, nodes);
+  at::Tensor now = evaluate(value, &nodes);
   if (!now.defined() || now.numel() > aten::kMaxConstant) return {};
-  if (std::any_of(nodes.begin(), nodes.end(), [](const Node* n) { return n->kind == NodeKind::Placeholder; })) {
+  if (std::any_of(nodes.begin(), nodes.end(), is_input)) {
     branches_.nodes.merge(nodes);
     aten::RecordingPaused no_recording;
     aten::NoFakeGuard real;
@@ -228,10 +223,9 @@ at::Tensor Machine::decide_numbers(const at::Tensor& t) {
 std::optional<bool> Machine::decide(const at::Tensor& condition) {
   const Value value = trace.find(condition);
   NodeSet nodes;
-  if (!value || !trace_back(value, &nodes)) return std::nullopt;
-  const auto of_single = [](const Node* n) { return std::all_of(n->results.begin(), n->results.end(), is_single); };
-  if (!options.data_branches && !std::all_of(nodes.begin(), nodes.end(), of_single)) return std::nullopt;
-  const at::Tensor now = evaluate(value, nodes);
+  const at::Tensor now = evaluate(value, &nodes, [&](const Node* n) {
+    return options.data_branches || std::all_of(n->results.begin(), n->results.end(), is_single);
+  });
   if (!now.defined()) return std::nullopt;
   const bool truth = now.item<bool>();
   branches_.nodes.merge(nodes);
@@ -239,10 +233,12 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   return truth;
 }
 
-at::Tensor Machine::evaluate(Value value, const NodeSet& nodes) {
+at::Tensor Machine::evaluate(Value value, NodeSet* nodes, const std::function<bool(const Node*)>& may_run) {
+  if (!value || !trace_back(value, nodes)) return {};
+  if (may_run && !std::all_of(nodes->begin(), nodes->end(), may_run)) return {};
   std::vector<Node*> order;
-  for (Node* n : nodes)
-    if (n->kind != NodeKind::Placeholder) order.push_back(n);
+  for (Node* n : *nodes)
+    if (!is_input(n)) order.push_back(n);
   std::sort(order.begin(), order.end(), [&](Node* a, Node* b) { return node_order_.at(a) < node_order_.at(b); });
   Paused paused_here(*this);
   aten::RecordingPaused no_recording;
@@ -251,7 +247,7 @@ at::Tensor Machine::evaluate(Value value, const NodeSet& nodes) {
   std::unordered_map<Value, at::Tensor> now;
   const std::vector<Node*>& inputs = trace.graph().inputs();
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (nodes.count(inputs[i]))
+    if (nodes->count(inputs[i]))
       now[inputs[i]->out()] = THPVariable_Unpack(result.example_inputs.at(i).get()).detach().clone();
   try {
     for (Node* n : order) {
@@ -310,8 +306,7 @@ CaptureResult::Condition Machine::any_of(const Conditions& conditions, const cha
     graph::TensorMeta meta = found.meta();
     meta.strides = graph::contiguous_strides(meta.sizes);
     meta.offset = 0;
-    const std::vector<graph::Arg> constant{numbers, graph::Arg::ints(meta.sizes), graph::Arg(meta.dtype)};
-    const Value expected = made->add_call(constant_op(), constant, {meta})->out();
+    const Value expected = made->add_call(constant_op(), aten::constant_args(numbers, meta), {meta})->out();
     meta.dtype = DType::Bool;
     const Value differs = made->add_call(differ, {graph::Arg(found), graph::Arg(expected)}, {meta})->out();
     meta.sizes.clear();

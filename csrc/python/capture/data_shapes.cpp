@@ -33,6 +33,7 @@ bool is_fake_argument(const c10::IValue& v) { return v.isTensor() && aten::is_fa
 
 bool nonzero(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = argument(op, stack, 0).toTensor();
+  if (!m.may_decide(self)) return false;
   const at::Tensor found = m.sized_nonzero(self);
   return found.defined() && give(op, stack, {found});
 }
@@ -47,12 +48,12 @@ bool nonzero_by_dim(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
 
 /// `given` with tensors of indices in place of masks, as the masks select of `self`; empty if they cannot be decided.
 std::optional<Indices> without_masks(Machine& m, const at::Tensor& self, const c10::IValue& given) {
-  const auto is_mask = [](const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; };
+  const auto is_mask = [](const at::Tensor& t) { return t.defined() && aten::is_mask(t.scalar_type()); };
   std::vector<at::Tensor> all;
   for (const c10::IValue& v : given.toListRef()) all.push_back(v.isTensor() ? v.toTensor() : at::Tensor());
   int64_t dim = 0;
   for (const at::Tensor& t : all) {
-    if (!t.defined() || !is_mask(t)) {
+    if (!is_mask(t)) {
       ++dim;
       continue;
     }
@@ -62,7 +63,7 @@ std::optional<Indices> without_masks(Machine& m, const at::Tensor& self, const c
   }
   Indices indices;
   for (const at::Tensor& t : all) {
-    if (!t.defined() || !is_mask(t)) {
+    if (!is_mask(t)) {
       indices.push_back(t.defined() ? std::optional(t) : std::nullopt);
       continue;
     }
@@ -91,11 +92,11 @@ bool one_for_each(const at::Tensor& self, const c10::IValue& indices, const at::
 /// Writing by masks needs no shape, but for its gradient and to see whether the values fit.
 template <bool kInPlace>
 bool index_put(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
+  if (!aten::has_mask(argument(op, stack, 1))) return false;
   const at::Tensor self = argument(op, stack, 0).toTensor(), values = argument(op, stack, 2).toTensor();
-  const bool accumulate = argument(op, stack, 3).toBool();
-  const bool needs_shape =
-      (values.requires_grad() && at::GradMode::is_enabled()) || one_for_each(self, argument(op, stack, 1), values);
-  if (!aten::has_mask(argument(op, stack, 1)) || !needs_shape) return false;
+  const bool accumulate = argument(op, stack, 3).toBool(), has_gradient = values.requires_grad();
+  if (!(has_gradient && at::GradMode::is_enabled()) && !one_for_each(self, argument(op, stack, 1), values))
+    return false;
   const auto indices = without_masks(m, self, argument(op, stack, 1));
   if (!indices) return false;
   if constexpr (kInPlace)
@@ -218,7 +219,6 @@ bool Machine::may_decide(const at::Tensor& t) {
 }
 
 at::Tensor Machine::sized_nonzero(const at::Tensor& mask) {
-  if (!may_decide(mask)) return {};
   const at::Tensor count = decide_numbers(at::count_nonzero(mask));
   return count.defined() ? aten::nonzero_sized(mask, count.item().toLong()) : at::Tensor();
 }

@@ -665,6 +665,18 @@ void Leaver::modes() {
     call("_push_on_torch_function_stack", {});
     m.result.side_effects.back().extra = {recipe(py::function_mode(i))};
   }
+  for (const Machine::Setting& s : m.settings) {
+    if (!s.setter) continue;
+    const py::Ref now = py::check(PyObject_CallObject(s.getter.get(), s.args.get()));
+    if (PyObject_RichCompareBool(now.get(), s.before.get(), Py_EQ) == 1) continue;
+    SideEffect e;
+    e.kind = SideEffect::Kind::Call;
+    e.value = constant(s.setter.get());
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(s.args.get()); ++i)
+      e.extra.push_back(constant(PyTuple_GET_ITEM(s.args.get(), i)));
+    e.extra.push_back(constant(now.get()));
+    m.result.side_effects.push_back(std::move(e));
+  }
   for (int i = 0; i < m.autocast_nesting; ++i) call("autocast_increment_nesting", {});
   for (int i = 0; i > m.autocast_nesting; --i) call("autocast_decrement_nesting", {});
   if (m.autocast_nesting < 0) call("clear_autocast_cache", {});

@@ -422,6 +422,7 @@ CaptureResult Machine::run() {
       if (aten::inside_transform()) leave_transforms();
       m.transform_modes_at_start.restore();
       m.function_modes_at_start.restore();
+      m.restore_settings();
     }
   } restore_modes{*this};
   Machine* outer = std::exchange(current, this);

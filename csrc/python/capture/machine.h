@@ -300,8 +300,10 @@ class Machine {
   std::optional<at::Scalar> constant_value(const at::Tensor& t);
   /// What `value` is computed by. False if that is more than single elements and small tensors of integers.
   bool trace_back(graph::Value value, NodeSet* nodes);
-  /// What `nodes`, which trace_back() found for `value`, make of it for this call's inputs; undefined if they raise.
-  at::Tensor evaluate(graph::Value value, const NodeSet& nodes);
+  /// What `value` is for this call's inputs, and what computes it. Undefined if there is no value, if trace_back() says
+  /// no or `may_run` does of one of the nodes, or if they raise.
+  at::Tensor evaluate(graph::Value value, NodeSet* nodes,
+                      const std::function<bool(const graph::Node*)>& may_run = nullptr);
   /// Whether one of the conditions has its truth, if there are any.
   CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
   /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted`: when the graph has
@@ -318,12 +320,25 @@ class Machine {
   /// A call of an operator whose result has such a shape, where the data decide it as decide_numbers() has it: false,
   /// or its results instead of its arguments are on the stack.
   bool replace_data_shape(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-  /// aten::nonzero with the number of results of this call. Undefined if that cannot be.
+  /// aten::nonzero of what may_decide() allows, with the number of results of this call. Undefined if that cannot be.
   at::Tensor sized_nonzero(const at::Tensor& mask);
   /// Whether decide_numbers() may know what is computed of `t`.
   bool may_decide(const at::Tensor& t);
   /// Tensor.tolist(); null without an error if its elements cannot be decided.
   PyObject* decided_list(PyObject* tensor);
+
+  // --- settings of PyTorch: settings.cpp ---
+  struct Setting {
+    py::Ref getter, args, before;  // args: the getter's, a tuple
+    py::Ref setter;                // null if the program only read it
+  };
+  std::vector<Setting> settings;
+  /// The setting of this getter and these arguments; its value before is a guard. Null with an error if the getter
+  /// raises.
+  Setting* find_setting(PyObject* getter, PyObject* const* args, size_t n);
+  /// A call of what tells a setting, or of what sets it.
+  PyObject* call_setting(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
+  void restore_settings();
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -340,6 +355,9 @@ class Machine {
   PyObject* defer_call(py311::Frame* frame);
   /// A function under functools.lru_cache.
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  /// The result that such a call has just given, with guards that a later one gives the same. Null without an error if
+  /// nothing tells.
+  PyObject* see_cached(PyObject* wrapper, PyObject* result);
   void guard_identity(PyObject* real);
 
   // --- what C code observes unseen: identity.cpp ---

@@ -136,7 +136,7 @@ void GuardTree::make_fast() {
   };
 
   for (int g : globals_) {
-    Fast& f = add(FastOp::GlobalState, -1);
+    Fast& f = add(guards_[g].kind == Guard::Kind::GlobalState ? FastOp::GlobalState : FastOp::Holds, -1);
     f.guard = g;
     f.number = guards_[g].number;
   }

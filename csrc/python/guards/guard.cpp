@@ -33,6 +33,13 @@ std::string tensor_text(const graph::TensorMeta& m) {
   return s + (m.requires_grad ? ", requires grad" : "");
 }
 
+/// getter(args) == value
+std::string setting_text(PyObject* setting) {
+  const auto text = [&](Py_ssize_t i) { return repr_of(PyTuple_GET_ITEM(setting, i), 200); };
+  const py::Ref name = py::check(PyObject_GetAttrString(PyTuple_GET_ITEM(setting, 0), "__name__"));
+  return PyUnicode_AsUTF8(name.get()) + text(1) + " == " + text(2);
+}
+
 }  // namespace
 
 bool is_small_int(PyObject* o) {
@@ -97,6 +104,9 @@ std::string Guard::text() const {
       break;
     case Kind::GlobalState:
       t = "global_state() == " + std::to_string(number);
+      break;
+    case Kind::Setting:
+      t = setting_text(object.get());
       break;
   }
   if (!where.empty()) t += "  # " + where;

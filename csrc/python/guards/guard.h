@@ -34,9 +34,10 @@ struct Guard {
     NoHooks,     // source is a tensor; no hook of its own, nor of the node that adds to its .grad, waits for a gradient
     GlobalState,  // grad mode, inference mode, autocast, default dtype, deterministic flags, function modes are
                   // `number` packed by pack_global_state()
+    Setting,      // `object` is (getter, args, value): the C function `getter` gives `value` for the tuple `args`
   };
   Kind kind;
-  SourcePtr source;  // null for GlobalState
+  SourcePtr source;  // null for GlobalState, Setting
   SourcePtr other;
   py::Ref object;
   uint64_t number = 0;

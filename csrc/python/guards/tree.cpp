@@ -276,6 +276,13 @@ int dict_has(PyObject* dict, PyObject* key) {
   return r;
 }
 
+bool setting_holds(PyObject* setting) {
+  const py::Ref now = py::Ref::steal(PyObject_CallObject(PyTuple_GET_ITEM(setting, 0), PyTuple_GET_ITEM(setting, 1)));
+  const bool same = now && PyObject_RichCompareBool(now.get(), PyTuple_GET_ITEM(setting, 2), Py_EQ) == 1;
+  PyErr_Clear();
+  return same;
+}
+
 }  // namespace
 
 bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
@@ -319,6 +326,8 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return !has_gradient_hooks(value);
     case Guard::Kind::GlobalState:
       return pack_global_state() == g.number;
+    case Guard::Kind::Setting:
+      return setting_holds(g.object.get());
   }
   return false;
 }
