@@ -146,6 +146,17 @@ std::vector<llvm::Value*> Emitter::accumulate(const Inst& i, const std::vector<V
   return combine(i, acc, x);
 }
 
+std::vector<llvm::Value*> Emitter::append(const Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b) {
+  Value* zero = llvm::Constant::getNullValue(a[0]->getType());
+  Value *a_empty = b_.CreateFCmpOEQ(a[2], zero), *b_empty = b_.CreateFCmpOEQ(b[2], zero);
+  Value* first = b_.CreateSelect(a_empty, b[3], a[3]);
+  Value* mean = b_.CreateFAdd(b[0], b_.CreateFSub(b[3], first));
+  std::vector<Value*> both = combine(i, {a[0], a[1], a[2]}, {mean, b[1], b[2]});
+  both.push_back(first);
+  for (size_t c = 0; c < both.size(); ++c) both[c] = b_.CreateSelect(b_empty, a[c], both[c]);
+  return both;
+}
+
 std::vector<llvm::Value*> Emitter::absolute(const std::vector<Value*>& acc) {
   return {b_.CreateFAdd(acc[0], acc[3]), acc[1], acc[2]};
 }
@@ -169,7 +180,8 @@ void Emitter::begin_reductions(const Stage& s, int width, int unroll, bool casca
     };
     fill(a.slots, false);
     a.outer.clear();
-    if (cascade && i.op == Opcode::Reduce && i.reduce == ReduceKind::Sum && is_floating(i.dtype)) fill(a.outer, false);
+    const bool rounds = i.reduce == ReduceKind::Welford || (i.reduce == ReduceKind::Sum && is_floating(i.dtype));
+    if (cascade && i.op == Opcode::Reduce && rounds) fill(a.outer, false);
   }
 }
 
@@ -210,12 +222,17 @@ void Emitter::flush_cascade() {
   for (auto& [id, a] : accumulators_) {
     const Inst& i = nest_.insts[id];
     for (size_t p = 0; p < a.outer.size(); ++p) {
-      Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][0])->getAllocatedType();
-      Value* sum = b_.CreateFAdd(b_.CreateLoad(t, a.outer[p][0]), b_.CreateLoad(t, a.slots[p][0]));
-      b_.CreateStore(sum, a.outer[p][0]);
-      b_.CreateStore(llvm::Constant::getNullValue(t), a.slots[p][0]);
+      std::vector<Value*> outer, inner;
+      for (size_t c = 0; c < a.slots[p].size(); ++c) {
+        Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][c])->getAllocatedType();
+        outer.push_back(b_.CreateLoad(t, a.outer[p][c]));
+        inner.push_back(b_.CreateLoad(t, a.slots[p][c]));
+        b_.CreateStore(llvm::Constant::getNullValue(t), a.slots[p][c]);
+      }
+      const std::vector<Value*> sum =
+          i.reduce == ReduceKind::Welford ? append(i, outer, inner) : combine(i, outer, inner);
+      for (size_t c = 0; c < sum.size(); ++c) b_.CreateStore(sum[c], a.outer[p][c]);
     }
-    (void)i;
   }
 }
 
@@ -229,9 +246,7 @@ void Emitter::finish_reductions(const Stage& s, bool lanes_are_results) {
       parts.emplace_back();
       for (size_t c = 0; c < a.slots[p].size(); ++c) {
         Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][c])->getAllocatedType();
-        Value* v = b_.CreateLoad(t, a.slots[p][c]);
-        if (!a.outer.empty()) v = b_.CreateFAdd(b_.CreateLoad(t, a.outer[p][c]), v);
-        parts.back().push_back(v);
+        parts.back().push_back(b_.CreateLoad(t, (a.outer.empty() ? a.slots : a.outer)[p][c]));  // all was flushed
       }
       if (i.reduce == ReduceKind::Welford) parts.back() = absolute(parts.back());
     }

@@ -152,6 +152,8 @@ class Emitter {
   /// as many elements; null: it is computed, and left there.
   std::vector<Value*> accumulate(const loops::Inst& i, const std::vector<Value*>& acc, const std::vector<Value*>& x,
                                  Value*& reciprocal);
+  /// The accumulators of two Welford reductions as one, counted from the first element of `a`.
+  std::vector<Value*> append(const loops::Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b);
   /// The accumulator of a Welford reduction as (mean, m2, count).
   std::vector<Value*> absolute(const std::vector<Value*>& acc);
   void begin_reductions(const loops::Stage& s, int width, int unroll, bool cascade);
