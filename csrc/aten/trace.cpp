@@ -1,5 +1,6 @@
 #include "aten/trace.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -12,6 +13,7 @@
 #include "aten/probe.h"
 #include "aten/transforms.h"
 #include "base/error.h"
+#include "ops/ops.h"
 
 namespace kiln::aten {
 
@@ -292,6 +294,7 @@ Trace* active_trace() { return current && !c10::impl::tls_is_dispatch_key_exclud
 Recording::Recording(Trace& trace) : outer_(current), was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
   if (!outer_) held().clear();
   current = &trace;
+  ops::set_one_thread(at::get_num_threads() == 1);
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 

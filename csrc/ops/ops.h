@@ -78,6 +78,11 @@ const std::vector<OpInfo>& table();
 /// the changed argument's metadata. Throws Unsupported if the table has no rule, ShapeError if eager would refuse.
 std::vector<TensorMeta> infer(Op op, std::span<const Arg> args);
 
+/// Whether ATen has a single thread here: it leaves oneDNN for small convolutions then, which shows in strides. Of this
+/// thread; whoever records a trace sets it.
+bool one_thread();
+void set_one_thread(bool one);
+
 /// Traits; false for ops that are not in the table, except that in-place names are known by their spelling.
 bool is_random(Op op);
 bool is_view(Op op);

@@ -95,6 +95,13 @@ const std::vector<OpInfo>& table() {
 
 const OpInfo* lookup(Op op) { return registry().find(op); }
 
+namespace {
+thread_local bool has_one_thread = false;
+}  // namespace
+
+bool one_thread() { return has_one_thread; }
+void set_one_thread(bool one) { has_one_thread = one; }
+
 std::vector<TensorMeta> infer(Op op, std::span<const Arg> args) {
   const OpInfo* info = lookup(op);
   if (!info || !info->rule) throw Unsupported("no shape rule for " + op.name());

@@ -53,7 +53,13 @@ at::Tensor with_meta(at::Tensor t, const graph::TensorMeta& m, const std::string
              what + " has unexpected sizes " + c10::str(t.sizes()) + ", not " + c10::str(at::IntArrayRef(m.sizes)));
   KILN_CHECK(m.dtype == DType::Opaque || aten::dtype_of(t.scalar_type()) == m.dtype,
              what + " has an unexpected dtype " + c10::toString(t.scalar_type()));
-  if (same_strides(t, m)) return t;
+  if (t.strides() == at::IntArrayRef(m.strides)) return t;
+  if (same_strides(t, m)) {  // but for those of dims of one element, which tell a program nothing but are seen
+    c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+    at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+    same.unsafeGetTensorImpl()->set_sizes_and_strides(m.sizes, m.strides, t.storage_offset());
+    return same;
+  }
   at::Tensor copy = m.dtype == DType::Opaque ? at::empty_strided(m.sizes, m.strides, t.options()) : allocate(m);
   // Where the layout says that elements are one (expand), they are equal, and written once.
   at::Tensor to = copy, from = t;

@@ -43,8 +43,8 @@ TensorMeta as_picture(TensorMeta t) {
   return t;
 }
 
-// The CPU kernels compute in channels-last if either operand is, except in float64, where oneDNN has no part, and then
-// only plain 2-d convolutions do. A line is made contiguous first; with one channel it may look like both.
+// The CPU kernels compute in channels-last if either operand is, but in float64, where oneDNN has no part, only those
+// of pictures. A line is made contiguous first; with one channel it may look like both.
 MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
   const bool line = input.dim() == 3;
   const MemoryFormat a = !line                   ? suggest_format(input)
@@ -55,10 +55,7 @@ MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, c
     if (input.sizes.size() + line != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
     if (a != f && b != f) continue;
     if (f == MemoryFormat::ChannelsLast3d && w.transposed) continue;
-    if (input.dtype == DType::Float64) {
-      const bool dilated = std::any_of(w.dilation.begin(), w.dilation.end(), [](int64_t d) { return d != 1; });
-      if (f != MemoryFormat::ChannelsLast || w.transposed || dilated) continue;
-    }
+    if (input.dtype == DType::Float64 && f != MemoryFormat::ChannelsLast) continue;
     return f;
   }
   return MemoryFormat::Contiguous;
@@ -123,12 +120,18 @@ Metas convolution(const OpInfo&, Args args) {
 bool keeps_weight_strides(const TensorMeta& input, const TensorMeta& weight, const Window& w, MemoryFormat f) {
   const TensorMeta picture = input.dim() == 3 ? as_picture(weight) : weight;
   if (f != MemoryFormat::ChannelsLast || !picture.is_contiguous(f)) return false;
-  // A single small image goes past oneDNN.
-  constexpr int64_t kSmallImage = 20480;
-  const bool dilated = std::any_of(w.dilation.begin(), w.dilation.end(), [](int64_t d) { return d != 1; });
-  const bool small = input.sizes[0] == 1 && input.numel() <= kSmallImage &&
-                     std::min(picture.sizes[2], picture.sizes[3]) <= 3 && w.groups == 1 && !dilated && !w.transposed;
-  return input.dtype == DType::Float64 || (input.dtype == DType::Float32 && small);
+  const auto any_above_one = [](const Ints& values) {
+    return std::any_of(values.begin(), values.end(), [](int64_t v) { return v != 1; });
+  };
+  const bool dilated = any_above_one(w.dilation);
+  // A single small image goes past oneDNN, and so do few under kernels of one element where there is one thread.
+  constexpr int64_t kSmallImage = 20480, kFew = 16;
+  const int64_t smaller = std::min(picture.sizes[2], picture.sizes[3]),
+                larger = std::max(picture.sizes[2], picture.sizes[3]);
+  const bool small = input.sizes[0] == 1 && input.numel() <= kSmallImage && smaller <= 3 && w.groups == 1;
+  const bool alone = one_thread() && input.sizes[0] < kFew && larger == 1 && !any_above_one(w.stride) && !dilated;
+  const bool past_onednn = input.dtype == DType::Float64 || (input.dtype == DType::Float32 && (small || alone));
+  return past_onednn && (!dilated || w.transposed);
 }
 
 Metas convolution_backward(const OpInfo&, Args args) {

@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
@@ -73,6 +74,7 @@ uint64_t pack_global_state() {
   put(cuda ? static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) : 0, 6);
   put((cpu || cuda) && at::autocast::is_autocast_cache_enabled(), 1);
   put(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 6);
+  put(at::get_num_threads() > 1, 1);
   const at::Context& context = at::globalContext();
   put(context.deterministicAlgorithms(), 1);
   put(context.deterministicAlgorithmsWarnOnly(), 1);

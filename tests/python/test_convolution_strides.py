@@ -1,0 +1,47 @@
+"""Strides of convolutions and of their gradients are eager's."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kiln
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_strides_of_convolutions_and_their_gradients(threads, dtype, transposed):
+    """ATen's choice of a backend shows in them: by batch, size, kernel, format, type, and threads."""
+    convolve = F.conv_transpose2d if transposed else F.conv2d
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for format, kernel, groups, multiplier, batch, stride, dilation, size in itertools.product(
+            [torch.contiguous_format, torch.channels_last],
+            [1, 3],
+            [1, 2, 8],
+            [1, 2],
+            [1, 2, 16],
+            [1, 2],
+            [1, 2],
+            [6, 40],
+        ):
+            if (kernel == 3 and (batch == 16 or size == 40)) or (multiplier > 1 and groups < 8):
+                continue
+            x = torch.randn(batch, 8, size, size, dtype=dtype).contiguous(memory_format=format).requires_grad_()
+            shape = (8, 8 * multiplier // groups) if transposed else (8 * multiplier, 8 // groups)
+            w = torch.randn(*shape, kernel, kernel, dtype=dtype, requires_grad=True)
+
+            def f(x, w, stride=stride, dilation=dilation, groups=groups):
+                return convolve(x, w, None, stride, 1, dilation=dilation, groups=groups)
+
+            def strides(f, x=x, w=w):
+                y = f(x, w)
+                return [t.stride() for t in (y, *torch.autograd.grad((y * y).sum(), [x, w]))]
+
+            kiln.reset()
+            assert strides(kiln.compile(f)) == strides(f), (format, kernel, groups, multiplier, batch, stride, dilation)
+    finally:
+        torch.set_num_threads(before)
