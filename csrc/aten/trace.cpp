@@ -186,6 +186,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       if (recorded && !is_view && !refused_by_eager(info, call).ends_with(e.what_without_backtrace()))
         fail(*trace, "exception", op.operator_name().name + " raises " + e.what_without_backtrace());
       throw;
+    } catch (const std::exception&) {
+      // The fake kernel of an operator from elsewhere, in Python: it may want what fakes do not have (sizes that data
+      // decide). If the arguments are wrong, the operator itself says so.
+      if (op.operator_name().name.starts_with("aten::")) throw;
+      fail(*trace, "operator-needs-data", "the fake kernel of " + op.operator_name().name + " raises");
     }
   }
   if (!recorded) return;

@@ -730,6 +730,17 @@ def test_numpy_functions_of_numbers():
             function(X)
 
 
+def test_numpy_functions_of_sequences():
+    def f(x):
+        flat = x.reshape(x.shape[0], np.prod(x.shape[1:]))
+        return flat * np.mean([1, 2.5]) + np.max(list(x.shape)) - np.sum((Dimensions.d, 1)) / np.median([3, 1, 2])
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for x in (torch.randn(2, 3, 4), torch.randn(2, 5, 1)):
+        for Dimensions.d in (8, 9):
+            assert_same(f(x), compiled(x))
+
+
 def test_a_numpy_learning_rate():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.1)

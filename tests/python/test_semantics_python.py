@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import kiln
-from helpers import check, graphs
+from helpers import breaks, check, graphs
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-2, 2.6, 12).reshape(3, 4)
@@ -743,3 +743,17 @@ def test_cached_properties_stay_in_the_graph():
     nameless = functools.cached_property(lambda self: 1)
     with pytest.raises(TypeError, match="__set_name__"):
         kiln.compile(lambda x: x * nameless.__get__(net))(X)
+
+
+def test_annotations_for_torchscript():
+    def f(x):
+        parts = torch.jit.annotate(typing.List[torch.Tensor], [])
+        more = {}
+        for i in range(3):
+            parts.append(x * i)
+            more[str(i)] = (i, x)
+        kept = torch.jit.annotate(typing.Optional[typing.Dict[str, torch.Tensor]], None)
+        return torch.cat(parts) + len(more) if kept is None else x
+
+    assert breaks(f, torch.ones(2)) == 0
+    check(f, torch.ones(2))

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import kiln
-from helpers import check
+from helpers import breaks, check
 from kiln.testing import assert_same
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -695,6 +695,29 @@ def test_inside_the_kernel_of_a_custom_operator():
         return a.new_empty(a.shape[0], b.shape[1])
 
     check(lambda a, b: scaled_mm(a, b) + 1, torch.randn(3, 4, requires_grad=True), torch.randn(4, 2), grad=False)
+
+
+def test_a_custom_operator_whose_size_data_decide():
+    """Its fake kernel asks for a size that nobody knows yet: a break, and eager's results and errors."""
+
+    @torch.library.custom_op("kiln_test::positive", mutates_args=())
+    def positive(a: torch.Tensor) -> torch.Tensor:
+        if a.dim() != 1:
+            raise ValueError("a line, please")
+        return a[a > 0].clone()
+
+    @positive.register_fake
+    def _(a):
+        return a.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    def f(a):
+        return positive(a * 2) + 1
+
+    for a in (torch.tensor([1.0, -1, 2]), torch.tensor([-1.0, -1, 2])):
+        check(f, a, grad=False)
+    assert breaks(f, torch.ones(3)) == 1
+    with pytest.raises(ValueError, match="a line, please"):
+        kiln.compile(f)(torch.ones(2, 2))
 
 
 def test_dispatch_modes_see_each_op():

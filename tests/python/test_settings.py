@@ -13,7 +13,9 @@ import kiln
 
 
 @pytest.fixture(autouse=True)
-def _settings_stay():
+def _settings_stay(monkeypatch):
+    # PyTorch's own test utilities, once imported, forbid to write the flags.
+    monkeypatch.setattr(torch.backends.m, "__allow_nonbracketed_mutation_flag", True)
     yield
     torch.backends.mkldnn.enabled = True
     torch.backends.cudnn.benchmark = False

@@ -173,6 +173,16 @@ bool Machine::reads(PyObject* o, int depth) {
   return false;
 }
 
+namespace {
+/// NumPy's functions that make one number of a sequence of them.
+bool reduces_sequence(PyObject* function) {
+  const py::Ref name = py::Ref::steal(PyObject_GetAttrString(function, "__name__"));
+  if (!name || !PyUnicode_Check(name.get())) return PyErr_Clear(), false;
+  return is_one_of(PyUnicode_AsUTF8(name.get()),
+                   {"prod", "sum", "mean", "max", "min", "amax", "amin", "median", "std", "var"});
+}
+}  // namespace
+
 bool Machine::reads_what_it_holds(PyObject* o, int depth) {
   PyTypeObject* t = Py_TYPE(o);
   const bool view = t == &PyDictKeys_Type || t == &PyDictValues_Type || t == &PyDictItems_Type;
@@ -190,13 +200,24 @@ bool Machine::reads_what_it_holds(PyObject* o, int depth) {
   return true;
 }
 
-PyObject* Machine::call_ufunc(PyObject* callable, PyObject* const* args, size_t n) {
-  if (strcmp(Py_TYPE(callable)->tp_name, "numpy.ufunc") != 0) return nullptr;
-  for (size_t i = 0; i < n; ++i)
-    if (!(PyFloat_Check(args[i]) || PyLong_Check(args[i]) || is_numpy_scalar(Py_TYPE(args[i]))) ||
-        !is_constant(args[i]))
-      return nullptr;
-  py::Ref r = py::Ref::steal(after_c_call(PyObject_Vectorcall(callable, args, n, nullptr)));
+PyObject* Machine::call_numpy(PyObject* callable, PyObject* const* args, size_t n) {
+  const char* type = Py_TYPE(callable)->tp_name;
+  const bool reduces = strcmp(type, "numpy._ArrayFunctionDispatcher") == 0 && reduces_sequence(callable);
+  if (!reduces && strcmp(type, "numpy.ufunc") != 0) return nullptr;
+  const auto is_number = [&](PyObject* o) {
+    return (PyFloat_Check(o) || PyLong_Check(o) || is_numpy_scalar(Py_TYPE(o))) && is_constant(o);
+  };
+  const auto is_sequence = [&](PyObject* o) {
+    if (!(PyTuple_Check(o) || PyList_CheckExact(o)) || find_plain(o)) return false;
+    PyObject** const items = PySequence_Fast_ITEMS(o);
+    return std::all_of(items, items + PySequence_Fast_GET_SIZE(o), is_number);
+  };
+  if (reduces ? n != 1 || !is_sequence(args[0]) : !std::all_of(args, args + n, is_number)) return nullptr;
+  py::Ref r;
+  {
+    Paused paused_here(*this);  // much of it is Python
+    r = py::Ref::steal(after_c_call(PyObject_Vectorcall(callable, args, n, nullptr)));
+  }
   if (!r) return nullptr;
   const double value = PyComplex_Check(r.get()) || !is_numpy_scalar(Py_TYPE(r.get())) ? NAN : PyFloat_AsDouble(r.get());
   PyErr_Clear();

@@ -338,7 +338,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   if (is_lru_cache(t)) return call_cached(callable, args, nargsf, kwnames);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
-  if (PyObject* r = kwnames ? nullptr : call_ufunc(callable, args, n); r || PyErr_Occurred()) return r;
+  if (PyObject* r = kwnames ? nullptr : call_numpy(callable, args, n); r || PyErr_Occurred()) return r;
   return graph_break("call-of-unknown-object", "a call of " + describe(callable));
 }
 

@@ -390,9 +390,9 @@ class Machine {
   bool reads_what_it_holds(PyObject* o, int depth);  // iterators and views that were made during the capture
   /// The same for all arguments of a function of C, the receiver first.
   bool reads_arguments(PyObject* c_callable, PyObject* const* args, size_t n);
-  /// What a ufunc of NumPy's gives for constants, such as numpy.sqrt(8); null without an error for other arguments, and
-  /// for results of which NumPy warns.
-  PyObject* call_ufunc(PyObject* callable, PyObject* const* args, size_t n);
+  /// What NumPy makes of constants: a ufunc of numbers, such as numpy.sqrt(8), or one number of a sequence, such as
+  /// numpy.prod(x.shape). Null without an error for other arguments, and for results of which NumPy warns.
+  PyObject* call_numpy(PyObject* callable, PyObject* const* args, size_t n);
   /// Breaks the graph where an operator in C would write to an existing object of a C class.
   bool refuses_write(PyObject* o);
   /// Breaks the graph where a method of C would read or write what no guard and no effect covers.
