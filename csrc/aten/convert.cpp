@@ -390,9 +390,7 @@ void for_each_tensor(const c10::IValue& value, const std::function<void(const at
 
 bool has_mask(const c10::IValue& indices) {
   bool mask = false;
-  for_each_tensor(indices, [&](const at::Tensor& t) {
-    mask = mask || (t.defined() && is_mask(t.scalar_type()));
-  });
+  for_each_tensor(indices, [&](const at::Tensor& t) { mask = mask || (t.defined() && is_mask(t.scalar_type())); });
   return mask;
 }
 
