@@ -6,10 +6,10 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import breaks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kiln
+from helpers import breaks
 
 
 @pytest.fixture(autouse=True)
