@@ -189,8 +189,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     } catch (const std::exception&) {
       // The fake kernel of an operator from elsewhere, in Python: it may want what fakes do not have (sizes that data
       // decide). If the arguments are wrong, the operator itself says so.
-      if (op.operator_name().name.starts_with("aten::")) throw;
-      fail(*trace, "operator-needs-data", "the fake kernel of " + op.operator_name().name + " raises");
+      if (const std::string& name = op.operator_name().name; !name.starts_with("aten::"))
+        trace->failure = Trace::Failure{"operator-needs-data", "the fake kernel of " + name + " raises"};
+      throw;
     }
   }
   if (!recorded) return;

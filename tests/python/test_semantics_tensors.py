@@ -720,6 +720,19 @@ def test_a_custom_operator_whose_size_data_decide():
         kiln.compile(f)(torch.ones(2, 2))
 
 
+def test_interrupts_of_a_fake_kernel_come_out():
+    @torch.library.custom_op("kiln_test::interrupted", mutates_args=())
+    def interrupted(a: torch.Tensor) -> torch.Tensor:
+        return a.clone()
+
+    @interrupted.register_fake
+    def _(a):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kiln.compile(lambda a: interrupted(a * 2))(torch.ones(2))
+
+
 def test_dispatch_modes_see_each_op():
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -590,6 +590,18 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
 // --- writing attributes
 // ------------------------------------------------------------------------------------------------
 
+bool Machine::store_by_descriptor(PyObject* descr, PyObject* o, PyObject* name, PyObject* value) {
+  if (!sets_in_python(descr)) {
+    graph_break("write-to-c-attribute",
+                std::string("writing attribute ") + PyUnicode_AsUTF8(name) + " of a " + Py_TYPE(o)->tp_name);
+    return false;
+  }
+  py::Ref hold = py::Ref::borrow(descr);
+  if (Py_TYPE(descr)->tp_descr_set(descr, o, value) == 0) return true;
+  after_c_call(nullptr);
+  return false;
+}
+
 bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
   Known* k = find(o);
   const bool plain = k && k->kind == Known::Kind::Plain;
@@ -600,17 +612,8 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
   }
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
   if (descr && Py_TYPE(descr)->tp_descr_set) {
-    if (sets_in_python(descr)) {
-      py::Ref hold = py::Ref::borrow(descr);
-      if (Py_TYPE(descr)->tp_descr_set(descr, o, value) == 0) return true;
-      after_c_call(nullptr);
-      return false;
-    }
-    if (Py_TYPE(descr) != &PyMemberDescr_Type) {
-      graph_break("write-to-c-attribute",
-                  std::string("writing attribute ") + PyUnicode_AsUTF8(name) + " of a " + Py_TYPE(o)->tp_name);
-      return false;
-    }
+    if (sets_in_python(descr) || Py_TYPE(descr) != &PyMemberDescr_Type)
+      return store_by_descriptor(descr, o, name, value);
   }
   if (plain && !(descr && Py_TYPE(descr)->tp_descr_set)) {
     o = dict_owner(o);
@@ -668,13 +671,8 @@ bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
   if (c == Class::Module) {
     // Classes of modules may have attributes of their own (torch.backends.cudnn.enabled).
     PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
-    if (!descr || !Py_TYPE(descr)->tp_descr_set) return store_global(PyModule_GetDict(o), name, value);
-    if (sets_in_python(descr)) {
-      py::Ref hold = py::Ref::borrow(descr);
-      if (Py_TYPE(descr)->tp_descr_set(descr, o, value) == 0) return true;
-      after_c_call(nullptr);
-      return false;
-    }
+    if (descr && Py_TYPE(descr)->tp_descr_set) return store_by_descriptor(descr, o, name, value);
+    return store_global(PyModule_GetDict(o), name, value);
   }
   if (c == Class::Type) {
     if (refuses_class_write(o)) return false;

@@ -165,6 +165,7 @@ PyObject* Machine::after_c_call(PyObject* r) {
   if (!r) {
     if (trace.failure && !broken) {
       aten::Trace::Failure failure = *std::exchange(trace.failure, std::nullopt);
+      if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return nullptr;
       return graph_break(failure.id.c_str(), failure.cause);
     }
     return nullptr;

@@ -166,6 +166,8 @@ class Machine {
   /// For LOAD_METHOD: 1 if *method is an unbound function to be called with o first, 0 if it is an attribute, -1 error.
   int load_method(PyObject* o, PyObject* name, PyObject** method);
   bool store_attr(PyObject* o, PyObject* name, PyObject* value);  // value null: delete
+  /// A write that `descr`, which the class has for the name, takes: in Python, or the graph breaks.
+  bool store_by_descriptor(PyObject* descr, PyObject* o, PyObject* name, PyObject* value);
   /// What object.__setattr__ and object.__getattribute__ do.
   bool generic_store_attr(PyObject* o, PyObject* name, PyObject* value);
   PyObject* generic_load_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok);
