@@ -54,8 +54,7 @@ MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, c
   for (const MemoryFormat f : {MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d}) {
     if (input.sizes.size() + line != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
     if (a != f && b != f) continue;
-    if (f == MemoryFormat::ChannelsLast3d && w.transposed) continue;
-    if (input.dtype == DType::Float64 && f != MemoryFormat::ChannelsLast) continue;
+    if (f == MemoryFormat::ChannelsLast3d && (w.transposed || input.dtype == DType::Float64)) continue;
     return f;
   }
   return MemoryFormat::Contiguous;

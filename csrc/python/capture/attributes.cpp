@@ -611,10 +611,8 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
     return false;
   }
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
-  if (descr && Py_TYPE(descr)->tp_descr_set) {
-    if (sets_in_python(descr) || Py_TYPE(descr) != &PyMemberDescr_Type)
-      return store_by_descriptor(descr, o, name, value);
-  }
+  if (descr && Py_TYPE(descr)->tp_descr_set && Py_TYPE(descr) != &PyMemberDescr_Type)
+    return store_by_descriptor(descr, o, name, value);
   if (plain && !(descr && Py_TYPE(descr)->tp_descr_set)) {
     o = dict_owner(o);
     k = find(o);

@@ -89,6 +89,14 @@ bool looks_once(const char* name) {
                           "setitem",  "popleft",    "extendleft",  "move_to_end",   "fromkeys", "islice"});
 }
 
+/// NumPy's functions that make one number of a sequence of them.
+bool reduces_sequence(PyObject* function) {
+  const py::Ref name = py::Ref::steal(PyObject_GetAttrString(function, "__name__"));
+  if (!name || !PyUnicode_Check(name.get())) return PyErr_Clear(), false;
+  return is_one_of(PyUnicode_AsUTF8(name.get()),
+                   {"prod", "sum", "mean", "max", "min", "amax", "amin", "median", "std", "var"});
+}
+
 }  // namespace
 
 bool is_numpy_scalar(PyTypeObject* t) {
@@ -172,16 +180,6 @@ bool Machine::reads(PyObject* o, int depth) {
                                        (state == Is::Memory ? " of more than a few elements" : ""));
   return false;
 }
-
-namespace {
-/// NumPy's functions that make one number of a sequence of them.
-bool reduces_sequence(PyObject* function) {
-  const py::Ref name = py::Ref::steal(PyObject_GetAttrString(function, "__name__"));
-  if (!name || !PyUnicode_Check(name.get())) return PyErr_Clear(), false;
-  return is_one_of(PyUnicode_AsUTF8(name.get()),
-                   {"prod", "sum", "mean", "max", "min", "amax", "amin", "median", "std", "var"});
-}
-}  // namespace
 
 bool Machine::reads_what_it_holds(PyObject* o, int depth) {
   PyTypeObject* t = Py_TYPE(o);

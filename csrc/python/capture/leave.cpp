@@ -631,13 +631,16 @@ void Leaver::side_effects() {
 
 /// Grad mode, autocast and the like as the captured part leaves them.
 void Leaver::modes() {
-  const auto call = [&](const char* name, std::initializer_list<PyObject*> args, const char* in = "torch._C") {
-    const py::Ref module = py::check(PyImport_ImportModule(in));
+  const auto call_object = [&](PyObject* function, const std::vector<PyObject*>& args) {
     SideEffect e;
     e.kind = SideEffect::Kind::Call;
-    e.value = constant(py::check(PyObject_GetAttrString(module.get(), name)).get());
+    e.value = constant(function);
     for (PyObject* a : args) e.extra.push_back(constant(a));
     m.result.side_effects.push_back(std::move(e));
+  };
+  const auto call = [&](const char* name, std::initializer_list<PyObject*> args, const char* in = "torch._C") {
+    const py::Ref module = py::check(PyImport_ImportModule(in));
+    call_object(py::check(PyObject_GetAttrString(module.get(), name)).get(), args);
   };
   const auto flag = [](bool b) { return b ? Py_True : Py_False; };
   const aten::Modes now;
@@ -669,13 +672,10 @@ void Leaver::modes() {
     if (!s.setter) continue;
     const py::Ref now = py::check(PyObject_CallObject(s.getter.get(), s.args.get()));
     if (PyObject_RichCompareBool(now.get(), s.before.get(), Py_EQ) == 1) continue;
-    SideEffect e;
-    e.kind = SideEffect::Kind::Call;
-    e.value = constant(s.setter.get());
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(s.args.get()); ++i)
-      e.extra.push_back(constant(PyTuple_GET_ITEM(s.args.get(), i)));
-    e.extra.push_back(constant(now.get()));
-    m.result.side_effects.push_back(std::move(e));
+    PyObject** const first = PySequence_Fast_ITEMS(s.args.get());
+    std::vector<PyObject*> args(first, first + PyTuple_GET_SIZE(s.args.get()));
+    args.push_back(now.get());
+    call_object(s.setter.get(), args);
   }
   for (int i = 0; i < m.autocast_nesting; ++i) call("autocast_increment_nesting", {});
   for (int i = 0; i > m.autocast_nesting; --i) call("autocast_decrement_nesting", {});

@@ -40,9 +40,10 @@ void Machine::restore_settings() {
   PyErr_Fetch(&type, &value, &tb);
   for (auto s = settings.rbegin(); s != settings.rend(); ++s) {
     if (!s->setter) continue;
-    const py::Ref last = py::check(PyTuple_Pack(1, s->before.get()));
-    const py::Ref all = py::check(PySequence_Concat(s->args.get(), last.get()));
-    if (!py::Ref::steal(PyObject_CallObject(s->setter.get(), all.get()))) PyErr_Clear();
+    // Called while other exceptions pass: none of its own.
+    const py::Ref last = py::Ref::steal(PyTuple_Pack(1, s->before.get()));
+    const py::Ref all = last ? py::Ref::steal(PySequence_Concat(s->args.get(), last.get())) : py::Ref();
+    if (!all || !py::Ref::steal(PyObject_CallObject(s->setter.get(), all.get()))) PyErr_Clear();
   }
   PyErr_Restore(type, value, tb);
 }
