@@ -344,19 +344,42 @@ namespace {
 constexpr int64_t kStrip = 128;
 }  // namespace
 
+void Emitter::in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade,
+                        const std::function<void(bool)>& body) {
+  const bool within = rounds > kStrip;
+  if (!cascade || within || vars.empty()) return nested(vars, 0, [&] { body(cascade && within); });
+  // The strip is of the loop outside of as many whole loops as are in one.
+  size_t at = vars.size() - 1;
+  while (at > 0 && rounds * nest_.extents[vars[at]] <= kStrip) rounds *= nest_.extents[vars[at--]];
+  const std::vector<int> outside(vars.begin(), vars.begin() + at), inside(vars.begin() + at + 1, vars.end());
+  const int64_t extent = nest_.extents[vars[at]], strip = std::max<int64_t>(1, kStrip / rounds);
+  nested(outside, 0, [&] {
+    loop(b_.getInt64(0), b_.getInt64(extent), strip, false, [&](Value* start) {
+      Value* end = b_.CreateAdd(start, b_.getInt64(strip));
+      end = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(extent)), end, b_.getInt64(extent));
+      loop(start, end, 1, false, [&](Value* i) {
+        loop_values_[vars[at]] = i;
+        nested(inside, 0, [&] { body(false); });
+      });
+      flush_cascade();
+    });
+  });
+}
+
 void Emitter::emit_row_stage(const Stage& s, int k) {
   const int width = shape_.stage_width[k], unroll = shape_.stage_unroll[k];
   const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
-  const bool cascade = size > kStrip * width * unroll;
+  const int64_t step = static_cast<int64_t>(width) * unroll, rounds = (extent + step - 1) / step;
+  const bool cascade = extent > 0 && size / extent * rounds > kStrip;
   begin_reductions(s, width, unroll, cascade);
   if (size > 0) {
     const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
-    nested(outer, 0, [&] {
+    in_strips(outer, rounds, cascade, [&](bool strips) {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, 1, 1, false);
       over_lanes(
-          s.vars.back(), extent, width, unroll, cascade ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
-      if (cascade) flush_cascade();
+          s.vars.back(), extent, width, unroll, strips ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
+      if (strips) flush_cascade();
     });
   }
   finish_reductions(s, false);
@@ -368,18 +391,17 @@ void Emitter::emit_column_stage(const Stage& s, int k) {
   begin_reductions(s, lanes_.width, lanes_.parts, cascade);
   if (size > 0) {
     const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
-    nested(outer, 0, [&] {
+    const int cross = shape_.stage_cross[k];
+    const int step = cross >= 0 ? lanes_.width : 1;
+    in_strips(outer, extent, cascade, [&](bool strips) {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, false);
-      const int cross = shape_.stage_cross[k];
-      const int step = cross >= 0 ? lanes_.width : 1;
       const int64_t whole = extent / step * step;
       const auto round = [&](Value* i) {
         if (cross >= 0) return emit_tile(s, cross, i, step);
         loop_values_[s.vars.back()] = i;
         emit_body(s);
       };
-      const bool strips = cascade && extent > kStrip;
       if (!strips && whole > 0)
         loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
       else if (strips)
@@ -390,7 +412,7 @@ void Emitter::emit_column_stage(const Stage& s, int k) {
           flush_cascade();
         });
       if (whole < extent) emit_tile(s, cross, b_.getInt64(whole), static_cast<int>(extent - whole));
-      if (cascade && (!strips || whole < extent)) flush_cascade();
+      if (strips && whole < extent) flush_cascade();
     });
   }
   finish_reductions(s, true);

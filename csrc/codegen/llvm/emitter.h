@@ -65,6 +65,9 @@ class Emitter {
   void emit_inst(loops::ValueId id);
   void loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const std::function<void(Value*)>& body);
   void nested(const std::vector<int>& vars, size_t at, const std::function<void()>& body);
+  /// As nested. With `cascade` the accumulators go to their second level after about a strip of rounds, of which the
+  /// body does `rounds`: here, or within the body, which is told so.
+  void in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade, const std::function<void(bool)>& body);
   /// Runs body over [0, extent) of the lane variable in vectors, the remainder in a masked last round.
   void over_lanes(int var, int64_t extent, int width, int unroll, int64_t strip, const std::function<void()>& body,
                   const std::function<void()>& after_strip);
