@@ -41,7 +41,8 @@ class Builder {
       }
     }
     add_outputs();
-    for (size_t i : lowered_.mutated) plan_.mutated.push_back(slots_[lowered_.inputs[i]]);
+    for (const auto& [input, uncounted] : lowered_.mutated)
+      plan_.add_mutated(slots_[lowered_.inputs[input]], uncounted);
     runtime::insert_frees(plan_);
     return std::move(plan_);
   }

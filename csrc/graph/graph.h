@@ -94,6 +94,8 @@ class Node {
 struct Mutation {
   Value input;
   Value value;
+  /// Its version does not count the change: it was made through .data only.
+  bool uncounted = false;
   bool operator==(const Mutation&) const = default;
 };
 

@@ -369,7 +369,8 @@ class Parser {
     const Value input = value();
     expect('=');
     expect('%');
-    graph_->mutations().push_back({input, value()});
+    const Value changed = value();
+    graph_->mutations().push_back({input, changed, accept_word("uncounted")});
   }
 
   std::string_view text_;

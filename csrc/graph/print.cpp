@@ -231,6 +231,7 @@ std::string print(const Graph& g, bool stacks) {
     write_value(out, m.input);
     out += " = ";
     write_value(out, m.value);
+    if (m.uncounted) out += " uncounted";
     out += '\n';
   }
   out += "  return (";

@@ -36,6 +36,8 @@ struct Output {
   bool leaf = false;
   /// A leaf that autograd knows of as no view (detach().requires_grad_()).
   bool detached = false;
+  /// Writes to it are not counted as writes to what it is a view of: it is a .data.
+  bool uncounted = false;
   /// How a view was made: autograd refuses writes to one of several results of an operator (unbind, split), and with
   /// gradients to what was made without.
   torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;

@@ -96,6 +96,7 @@ class Tracer {
   Joint joint_;
   std::vector<at::Tensor> primals_;  // functional
   std::vector<Edge> edges_;          // where gradients of primals arrive, as of before the program ran
+  std::vector<uint32_t> versions_;   // of primals, likewise
   std::unordered_map<const c10::TensorImpl*, int64_t> primal_index_;
   std::unordered_map<Storage, int64_t> primal_of_storage_;
   std::vector<at::Tensor> forward_;  // functional tensors of the forward outputs
@@ -130,6 +131,8 @@ void Tracer::make_primals() {
     recorder_.bind(inner, node->out());
     at::Tensor functional = fn::to_functional_tensor(inner);
     aten::copy_autograd(example, functional);
+    versions_.resize(examples_.size());
+    versions_[i] = functional._version();
     edges_.push_back(functional.requires_grad() ? torch::autograd::impl::gradient_edge(functional) : Edge());
     primal_index_.emplace(functional.unsafeGetTensorImpl(), static_cast<int64_t>(i));
     primal_of_storage_.emplace(storage_of(functional), static_cast<int64_t>(i));
@@ -155,6 +158,16 @@ int64_t Tracer::add_forward(const at::Tensor& functional, Value value) {
 torch::autograd::CreationMeta creation_of(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
   return meta && meta->has_bw_view() ? meta->get_creation_meta() : torch::autograd::CreationMeta::DEFAULT;
+}
+
+/// Whether writes to one count as writes to the other (they do for views, not for .data).
+bool counted_together(const at::Tensor& a, const at::Tensor& b) {
+  c10::VariableVersion counter = a.unsafeGetTensorImpl()->version_counter();  // shares the count
+  const uint32_t before = counter.current_version(), other = b._version();
+  counter.bump();
+  const bool together = b._version() != other;
+  counter.set_version(before);
+  return together;
 }
 
 /// Whether autograd refuses a write to `t` that it sees.
@@ -187,7 +200,7 @@ void Tracer::find_mutations() {
         throw Unsupported("a view that autograd lets nobody write to is changed in place");
       joint_.mutations.push_back({static_cast<int64_t>(i), add_forward(primals_[i], value)});
     } else {
-      graph_->mutations().push_back({placeholder->out(), value});
+      graph_->mutations().push_back({placeholder->out(), value, primals_[i]._version() == versions_[i]});
     }
   }
 }
@@ -307,6 +320,10 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
     if (t.requires_grad() && out.kind != Output::Kind::Input && out.kind != Output::Kind::Same)
       out.leaf = !has_history(t, out);
     out.detached = out.leaf && !t.is_view();
+    if (out.kind == Output::Kind::InputView || out.kind == Output::Kind::View) {
+      const auto at = static_cast<size_t>(out.index);
+      out.uncounted = !counted_together(out.kind == Output::Kind::View ? forward_[at] : primals_[at], t);
+    }
     out.creation = creation_of(t);
     joint_.outputs.push_back(std::move(out));
   }

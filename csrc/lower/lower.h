@@ -44,7 +44,11 @@ struct Lowered {
   std::vector<int64_t> input_offsets;   // elements of each input's buffer before its tensor's first element
   std::vector<bool> frozen;             // by input: the graph says that it is a weight
   std::vector<Output> outputs;          // in the graph's order
-  std::vector<size_t> mutated;          // numbers of the inputs that the program writes
+  struct Mutated {
+    size_t input = 0;        // its number
+    bool uncounted = false;  // graph::Mutation::uncounted
+  };
+  std::vector<Mutated> mutated;  // the inputs that the program writes, in order
   /// Buffers whose memory an extern call makes in each call (ExternCall::into is false for their call).
   std::vector<bool> dynamic;  // by BufferId
   /// Buffer -> the kiln::tensor_constant node that fills it, for Const buffers.

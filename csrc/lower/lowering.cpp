@@ -447,12 +447,13 @@ void Lowering::lower_outputs() {
 }
 
 void Lowering::lower_mutations() {
-  std::unordered_map<BufferId, size_t> mutated;
+  std::unordered_set<BufferId> mutated;
   for (size_t i = 0; i < g_.inputs().size(); ++i)
     for (const auto& m : g_.mutations())
-      if (m.input.node == g_.inputs()[i]) mutated[out_.inputs[i]] = i;
-  for (const auto& [buffer, i] : mutated) out_.mutated.push_back(i);
-  std::sort(out_.mutated.begin(), out_.mutated.end());
+      if (m.input.node == g_.inputs()[i]) {
+        mutated.insert(out_.inputs[i]);
+        out_.mutated.push_back({i, m.uncounted});
+      }
   // First everything that still needs an old value of some input goes to a temp, then all inputs are written. What only
   // reads the element that it replaces (an optimizer's update) is computed in place.
   struct Write {

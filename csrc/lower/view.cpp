@@ -278,6 +278,7 @@ const RuleRow kRows[] = {
     {"aten::unfold", unfold},
     {"aten::as_strided", as_strided},
     {"aten::alias", same},
+    {"aten::data", same},
     {"aten::detach", same},
     {"aten::lift_fresh", same},
 };

@@ -103,7 +103,7 @@ std::shared_ptr<Artifact> aten_artifact(const graph::Graph& g) {
     std::vector<MutateStep::Pair> pairs;
     for (const auto& m : g.mutations()) {
       pairs.push_back({slot_of(m.input), slot_of(m.value)});
-      plan.mutated.push_back(slot_of(m.input));
+      plan.add_mutated(slot_of(m.input), m.uncounted);
     }
     plan.steps.push_back(std::make_unique<MutateStep>(std::move(pairs), outputs));
   }

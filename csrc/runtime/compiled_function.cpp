@@ -37,7 +37,10 @@ at::Tensor view_of(const at::Tensor& base, const Output& out) {
   if (out.negate) view = at::_neg_view(view);
   if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view())
     meta->set_creation_meta(out.creation);
-  if (out.detached) view = view.detach();
+  if (out.uncounted)
+    view = view.variable_data();
+  else if (out.detached)
+    view = view.detach();
   if (out.leaf && !view.requires_grad()) view.set_requires_grad(true);
   return view;
 }

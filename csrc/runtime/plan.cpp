@@ -94,7 +94,7 @@ void insert_frees(Plan& plan) {
   std::vector<bool> keep(plan.slots.size(), false);
   for (Slot s : plan.outputs)
     if (s != kNoSlot) keep[s] = true;
-  for (Slot s : plan.mutated) keep[s] = true;  // their versions are bumped at the end
+  for (Slot s : plan.mutated) keep[s] = true;  // versions are bumped, and copies made, at the end
   std::vector<std::vector<Slot>> dead(plan.steps.size());
   for (size_t s = 0; s < plan.slots.size(); ++s) {
     const SlotInfo& info = plan.slots[s];
@@ -126,7 +126,6 @@ class PlannedArtifact final : public Artifact {
       // What is left in a frame after a call, unless an output took it; cleared so that memory goes back at once.
       if (base != Kind::Arena && base != Kind::Constant) transient_.push_back(static_cast<Slot>(s));
     }
-    for (Slot s : plan_.mutated) mutated_.push_back(s);
   }
   ~PlannedArtifact() override {
     delete cached_.load();
@@ -156,7 +155,7 @@ class PlannedArtifact final : public Artifact {
     else
       for (const auto& step : plan_.steps) step->run(frame);
     for (const auto& [input, original] : lease.copy_back) original.copy_(frame.tensors[input]);
-    for (Slot s : mutated_) {
+    for (Slot s : plan_.counted) {
       at::Tensor& t = frame.tensors[s];
       if (t.defined() && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
     }
@@ -197,7 +196,8 @@ class PlannedArtifact final : public Artifact {
 
   at::Tensor adapt(at::Tensor t, Slot s, FrameLease& lease) {
     at::Tensor fitting = with_meta(t, plan_.slots[s].meta, "input " + plan_.slots[s].name);
-    if (!fitting.is_same(t) && std::count(mutated_.begin(), mutated_.end(), s)) lease.copy_back.emplace_back(s, t);
+    if (!fitting.is_same(t) && std::count(plan_.mutated.begin(), plan_.mutated.end(), s))
+      lease.copy_back.emplace_back(s, t);
     return fitting;
   }
 
@@ -259,7 +259,7 @@ class PlannedArtifact final : public Artifact {
 
   Plan plan_;
   StepTimes step_times_;
-  std::vector<Slot> transient_, mutated_;
+  std::vector<Slot> transient_;
   std::atomic<Frame*> cached_{nullptr};
   std::mutex mutex_;
   std::vector<Frame*> spare_;  // guarded by mutex_

@@ -64,12 +64,17 @@ struct Plan {
   std::vector<std::unique_ptr<Step>> steps;
   std::vector<Slot> inputs;   // the slot of each input, in order
   std::vector<Slot> outputs;  // kNoSlot: None
-  std::vector<Slot> mutated;  // input slots that the steps write; their versions are bumped
+  std::vector<Slot> mutated;  // input slots that the steps write
+  std::vector<Slot> counted;  // those of them whose versions are bumped
   int64_t arena_bytes = 0;
 
   Slot add_slot(SlotInfo info) {
     slots.push_back(std::move(info));
     return static_cast<Slot>(slots.size() - 1);
+  }
+  void add_mutated(Slot input, bool uncounted) {
+    mutated.push_back(input);
+    if (!uncounted) counted.push_back(input);
   }
   std::string slot_text(Slot s) const;
 };

@@ -95,12 +95,19 @@ def compare_call(
     assert found is None, found
     found = difference(expected[1], actual[1], rtol, atol, f"{name}: arguments afterwards")
     assert found is None, found
+    written = [counted_writes(args) for args in (eager_args, kiln_args)]
+    assert written[0] == written[1], f"{name}: autograd counts writes to the arguments {written} in eager and compiled"
     if compare_rng:
         assert torch.equal(expected[3], actual[3]), f"{name}: the random generator is in another state"
     assert aliasing(expected[0][1:], eager_args) == aliasing(actual[0][1:], kiln_args), f"{name}: aliasing differs"
     if grad:
         compare_gradients(expected[0], eager_args, actual[0], kiln_args, rtol, atol, name, loose)
     return actual[0]
+
+
+def counted_writes(tree):
+    """By tensor with elements, whether its version says that it was written (not how often: a graph writes once)."""
+    return [t._version > 0 for t in tensors(tree) if t.numel() and not t.is_inference()]
 
 
 def brief(outcome):

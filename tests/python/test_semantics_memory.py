@@ -184,6 +184,34 @@ def test_writes_that_autograd_does_not_see(write, make):
 
 
 @pytest.mark.parametrize(
+    "f",
+    [
+        lambda a: (torch.tanh(a), a.data.mul_(2)),
+        lambda a: (lambda y: (y, y.data.masked_fill_(y > 0, 0.0)))(torch.tanh(a)),
+        lambda a: (lambda y: (a.data.add_(1), y.data.mul_(2), y, y * 1))(torch.tanh(a)),
+        lambda a: (a.data, torch.exp(a)),
+        lambda a: (lambda y: (y.data, y))(torch.exp(a)),
+    ],
+)
+def test_data_counts_its_writes_apart(f):
+    """Writes through .data are no writes to the tensor, for autograd: neither a program's nor its caller's."""
+
+    def run(function):
+        leaf = X.clone().requires_grad_()
+        a = leaf * 1.0
+        out = function(a)
+        before = [t._version for t in (a, *out)]
+        for t in out:
+            if not t.requires_grad:
+                t.add_(1)
+        changed = [t._version - n for t, n in zip((a, *out), before, strict=True)]
+        sum((t * 3).sum() for t in (*out, a) if t.requires_grad).backward()
+        return a._version, changed, [t.detach() for t in (a, *out)], leaf.grad
+
+    assert_same(run(f), run(kiln.compile(f)))
+
+
+@pytest.mark.parametrize(
     "views",
     [
         lambda x: x.unbind(0),

@@ -270,7 +270,7 @@ void Partitioner::extract(const std::vector<Value>& saved, Parts& parts) {
   const auto& outs = graph_.outputs();
   for (size_t i = 0; i < joint_.num_forward; ++i) parts.forward->outputs().push_back(in_forward(outs[i]));
   for (const graph::Mutation& m : graph_.mutations())
-    parts.forward->mutations().push_back({fmap.at(m.input), fmap.at(m.value)});
+    parts.forward->mutations().push_back({fmap.at(m.input), fmap.at(m.value), m.uncounted});
 
   parts.backward = std::make_unique<graph::Graph>();
   parts.backward->name = "backward";

@@ -21,7 +21,7 @@ class PythonArtifact : public runtime::Artifact {
     boxed_ = PyObject_HasAttrString(callable_, "_boxed_call");
     for (const graph::Mutation& m : g.mutations())
       for (size_t i = 0; i < g.inputs().size(); ++i)
-        if (g.inputs()[i] == m.input.node) mutated_.push_back(i);
+        if (g.inputs()[i] == m.input.node && !m.uncounted) counted_.push_back(i);
   }
   ~PythonArtifact() override {
     pb::gil_scoped_acquire gil;
@@ -30,7 +30,7 @@ class PythonArtifact : public runtime::Artifact {
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     std::vector<at::Tensor> changed;
-    for (size_t i : mutated_) changed.push_back(inputs[i]);
+    for (size_t i : counted_) changed.push_back(inputs[i]);
     pb::gil_scoped_acquire gil;
     at::AutoGradMode no_grad(false);
     pb::object result;
@@ -58,7 +58,7 @@ class PythonArtifact : public runtime::Artifact {
   std::string text_;
   size_t num_outputs_;
   bool boxed_ = false;
-  std::vector<size_t> mutated_;
+  std::vector<size_t> counted_;
 };
 
 compiler::GraphCompiler python_compiler(pb::object forward, pb::object backward) {

@@ -547,10 +547,6 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
   if (PyUnicode_Compare(name, names().grad) == 0) return load_grad(o);
   if (PyUnicode_Compare(name, names().dict) == 0) return instance_dict(o);
-  if (PyUnicode_Compare(name, names().data) == 0) {
-    static PyObject* detach = PyObject_GetAttrString(names().tensor_type, "detach");
-    return call(detach, &o, 1, nullptr);
-  }
   // What no guard looks at: how often it was written to, and what it is a view of.
   for (const char* unseen : {"_version", "_base"})
     if (PyUnicode_CompareWithASCIIString(name, unseen) == 0)
@@ -560,7 +556,11 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
   PyObject* v;
   if (descr && guards::is_c_accessor(descr)) {
     static PyObject* getattr = PyObject_GetAttrString(PyImport_AddModule("builtins"), "getattr");
-    v = torch_call(getattr, args, 2, nullptr, [&] { return PyObject_GetAttr(o, name); });
+    // The accessor of .data goes past the dispatcher, where nothing is recorded.
+    const bool data = PyUnicode_Compare(name, names().data) == 0;
+    v = torch_call(getattr, args, 2, nullptr, [&] {
+      return data ? THPVariable_Wrap(at::_ops::data::call(THPVariable_Unpack(o))) : PyObject_GetAttr(o, name);
+    });
   } else {
     v = after_c_call(PyObject_GetAttr(o, name));
   }
