@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import warnings
 import weakref
 
 import torch
@@ -30,6 +31,37 @@ def with_source(stack):
         if found and (text := linecache.getline(found[1], int(found[2])).strip()):
             lines.append("    " + text)
     return "\n".join(lines) + "\n"
+
+
+def warning_action(filters, category, text, module, line):
+    """What `filters`, as those of the module warnings, make of a warning: "error", "ignore", "default", ..."""
+    for action, message, of, where, number in filters:
+        if (
+            (message is None or (message == text if isinstance(message, str) else message.match(text)))
+            and issubclass(category, of)
+            and (where is None or (where == module if isinstance(where, str) else where.match(module)))
+            and number in (0, line)
+        ):
+            return action
+    return warnings.defaultaction
+
+
+def warning_raises(category, text, module, line):
+    return warning_action(warnings.filters, category, text, module, line) == "error"
+
+
+def warn_in(namespace, message, category, file, line):
+    """warnings.warn from `line` of the module whose globals are `namespace`."""
+    registry = namespace.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, file, line, namespace["__name__"], registry)
+
+
+def catch_warnings___init__(self, *, record=False, module=None, action=None, category=Warning, lineno=0, append=False):
+    """As warnings', without a look at sys.modules, which changes with every import."""
+    self._record = record
+    self._module = warnings if module is None else module
+    self._entered = False
+    self._filter = None if action is None else (action, category, lineno, append)
 
 
 def resume_dict_iterator(mapping, view, consumed):
@@ -80,6 +112,8 @@ class FunctionContext:
     @property
     def saved_tensors(self):
         return self._kiln_saved
+
+    saved_variables = saved_tensors  # the old name; PyTorch's own also warns, when the backward runs
 
     def save_for_backward(self, *tensors):
         self._kiln_saved = tensors

@@ -22,6 +22,20 @@ class Square(Function):
         return 2 * ctx.scale * g * x, None
 
 
+class OldName(Function):
+    """Of a time when they were called variables."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        s = torch.sigmoid(ctx.saved_variables[0])
+        return g * s * (1 + ctx.saved_variables[0] * (1 - s))
+
+
 class Product(Function):
     """Saves an output; has setup_context, an integer output, and looks at needs_input_grad."""
 
@@ -233,8 +247,12 @@ def tensor_that_only_the_backward_reads(x, w):
     return Scaled.apply(x @ w)
 
 
+def of_saved_variables(x, w):
+    return OldName.apply(x @ w)
+
+
 ONE_GRAPH = [relu_after, unused_output, both_outputs, no_gradient_for_one, in_a_module, non_differentiable, under_autocast, random,
-             tensor_that_only_the_backward_reads]  # fmt: skip
+             tensor_that_only_the_backward_reads, of_saved_variables]  # fmt: skip
 
 
 def returns_its_input(x, w):

@@ -1,6 +1,8 @@
 """What a compiled entry assumed is checked at each call: a change gives another entry or the right answer, never the old."""
 
 import collections
+import inspect
+import types
 
 import numpy as np
 import pytest
@@ -441,3 +443,40 @@ def test_what_a_dict_only_keeps_may_be_another_object(keep):
         made = compiled(X, cache)
         assert made["kept"] is cache and type(made) is type(keep(X, cache))
     assert len(graphs) == 1
+
+
+def typechecked(function):
+    signature = inspect.signature(function)
+
+    def checked(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return function(*bound.args, **bound.kwargs)
+
+    return checked
+
+
+@typechecked
+def scaled(x, by=3):
+    return x * by
+
+
+behind = {"a": 2, "b": 3}
+READ_ONLY = types.MappingProxyType(behind)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: scaled(x) + scaled(x, by=2) + scaled(x, 4),
+        lambda x: x * READ_ONLY["a"] + len(READ_ONLY) + sum(READ_ONLY.values()) + ("c" in READ_ONLY),
+        lambda x: [x * v for k, v in READ_ONLY.items() if k != "b"],
+        lambda x: (x + 1, READ_ONLY, READ_ONLY is not None, {**READ_ONLY}, READ_ONLY.copy()),
+    ],
+)
+def test_read_only_views_of_dicts(f):
+    def change():
+        behind["c"] = behind.get("c", 4) + 1
+
+    calls(f, [change, change])
+    assert kiln.compile(lambda x: (x + 1, READ_ONLY))(X)[1] is READ_ONLY

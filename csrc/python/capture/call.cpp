@@ -624,8 +624,17 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       PyObject* r = f ? unless_declined(call(f.get(), args, nargsf, kwnames), &handled) : nullptr;
       return handled ? r : torch_call(callable, args, n, kwnames, native);
     }
+    case Policy::Warn:
+      return call_warn(args, n, kwnames);
+    case Policy::Defer: {
+      if (kwnames) break;
+      Deferred call;
+      call.callable = py::Ref::borrow(callable);
+      for (size_t i = 0; i < n; ++i) call.args.push_back(py::Ref::borrow(args[i]));
+      deferred.push_back(std::move(call));
+      Py_RETURN_NONE;
+    }
     case Policy::IsCompiling:
-    case Policy::Defer:
     case Policy::Loads:
     case Policy::Interpret:
     case Policy::Unknown:

@@ -41,6 +41,7 @@ enum class Policy : unsigned char {
   Item,
   Polyfill,
   Defer,
+  Warn,
   Loads,
   ReadSetting,
   WriteSetting,

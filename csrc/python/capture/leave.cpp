@@ -578,7 +578,7 @@ void Leaver::side_effects() {
   for (const Machine::Deferred& call : m.deferred) {
     SideEffect e;
     e.kind = SideEffect::Kind::Call;
-    e.value = recipe(call.callable.get());
+    e.value = call.made ? constant(call.callable.get()) : recipe(call.callable.get());
     for (const py::Ref& a : call.args) e.extra.push_back(recipe(a.get()));
     m.result.side_effects.push_back(std::move(e));
   }

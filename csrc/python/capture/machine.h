@@ -52,14 +52,14 @@ inline bool is_container(Class c) { return c >= Class::Tuple && c <= Class::Dequ
 
 /// An object that existed before the call, or its stand-in.
 struct Known {
-  enum class Kind : uint8_t { Plain, Tensor, Shadow, Constant };
+  enum class Kind : uint8_t { Plain, Tensor, Shadow, Proxy };
   Kind kind = Kind::Plain;
   bool active = false;   // its guard is taken
   bool read = false;     // Plain: the memory it lends is guarded by what it holds
   bool written = false;  // a shadow that differs from its original; told on leaving
   SourcePtr source;
   py::Ref real;
-  py::Ref stand_in;                                      // equals `real` for Plain
+  py::Ref stand_in;                                      // equals `real` for Plain; Proxy: one of the dict's shadow
   py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
   py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
@@ -128,6 +128,8 @@ class Machine {
   /// True for constants, and tuples and frozensets of constants all the way down.
   bool is_constant(PyObject* o);
   PyObject* make_shadow(PyObject* o, Class c, const SourcePtr& source);
+  /// For a mappingproxy of a dict.
+  PyObject* make_proxy(PyObject* o, PyObject* dict, const SourcePtr& source);
   PyObject* make_fake(PyObject* tensor, const SourcePtr& source);
   /// Whether tensors of this one's class can be in a graph: results are plain tensors.
   bool captures_class(PyObject* tensor) const;
@@ -341,6 +343,11 @@ class Machine {
   /// A call of what tells a setting, or of what sets it.
   PyObject* call_setting(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   void restore_settings();
+  /// warnings.warn.
+  PyObject* call_warn(PyObject* const* args, size_t n, PyObject* kwnames);
+  /// The filters that the program has given the module warnings, borrowed; None if it has changed more than them. Null
+  /// without an error if they are those from outside.
+  PyObject* written_filters(PyObject* module);
 
   // --- torch.autograd.Function: custom_function.cpp ---
   /// A call of Function.apply.
@@ -463,6 +470,7 @@ class Machine {
   struct Deferred {
     py::Ref callable;
     std::vector<py::Ref> args;
+    bool made = false;  // the capture made `callable` itself
   };
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   std::vector<py::Ref> grad_order;

@@ -299,6 +299,7 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
     return k->stand_in.new_ref();
   }
   if (is_container(c)) return make_shadow(o, c, source);
+  if (PyObject* dict = py311::dict_behind(o)) return make_proxy(o, dict, source);
   switch (c) {
     case Class::Constant:
     case Class::Singleton:
@@ -330,7 +331,7 @@ bool Machine::activate(Known& k) {
   k.active = true;
   PyObject* o = k.real.get();
   switch (k.kind) {
-    case Known::Kind::Constant:
+    case Known::Kind::Proxy:
       break;
     case Known::Kind::Tensor: {
       const at::Tensor& t = THPVariable_Unpack(o);
@@ -435,6 +436,22 @@ PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
   k.kind = Known::Kind::Tensor;
   k.source = source;
   k.real = py::Ref::borrow(tensor);
+  k.stand_in = py::Ref::borrow(stand_in);
+  remember(std::move(k));
+  return stand_in;
+}
+
+PyObject* Machine::make_proxy(PyObject* o, PyObject* dict, const SourcePtr& source) {
+  // The proxy itself is guarded: it is of one dict for good, which its own type does not give out.
+  guard(GK::Is, source, o);
+  const py::Ref shadow = py::Ref::steal(see(dict, guards::constant(dict, source->text() + ".mapping")));
+  PyObject* stand_in = shadow ? PyDictProxy_New(shadow.get()) : nullptr;
+  if (!stand_in) return nullptr;
+  Known k;
+  k.kind = Known::Kind::Proxy;
+  k.active = true;
+  k.source = source;
+  k.real = py::Ref::borrow(o);
   k.stand_in = py::Ref::borrow(stand_in);
   remember(std::move(k));
   return stand_in;

@@ -114,6 +114,16 @@ RunningFrame::~RunningFrame() {
   ts_->cframe->use_tracing = cframe_.use_tracing;
 }
 
+PyObject* dict_behind(PyObject* o) {
+  struct Proxy {  // of Objects/descrobject.c
+    PyObject_HEAD;
+    PyObject* mapping;
+  };
+  if (Py_TYPE(o) != &PyDictProxy_Type) return nullptr;
+  PyObject* mapping = reinterpret_cast<Proxy*>(o)->mapping;
+  return PyDict_Check(mapping) ? mapping : nullptr;
+}
+
 unsigned type_version(PyTypeObject* type) {
   // A lookup of any name gives the type a version tag if it can have one.
   if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) {

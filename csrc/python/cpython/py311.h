@@ -104,6 +104,8 @@ class RunningFrame {
 };
 
 /// The version that CPython stamps on each dict anew at every write.
+/// The dict of which `o` is a mappingproxy, borrowed; null for any other object.
+PyObject* dict_behind(PyObject* o);
 inline uint64_t dict_version(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
 /// The type's version, given one if it has none yet; 0 if CPython cannot version it.
 unsigned type_version(PyTypeObject* type);

@@ -1,0 +1,120 @@
+// warnings.warn: an effect on leaving, where no filter makes an exception of the warning.
+#include "python/capture/callables.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+namespace {
+
+/// What warnings.warn was called with.
+struct Arguments {
+  PyObject *message = nullptr, *category = PyExc_UserWarning;
+  long level = 1;
+};
+
+/// False for arguments of another kind than a string, a category and a level.
+bool parse(PyObject* const* args, size_t n, PyObject* kwnames, Arguments* out) {
+  const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  for (size_t i = 0; i < all; ++i) {
+    const char* const by_place[] = {"message", "category", "stacklevel", "source"};
+    if (i < n && i > 3) return false;
+    const std::string_view name =
+        i < n ? by_place[i] : PyUnicode_AsUTF8(PyTuple_GET_ITEM(kwnames, static_cast<Py_ssize_t>(i - n)));
+    if (name == "message") {
+      out->message = args[i];
+    } else if (name == "category") {
+      if (args[i] != Py_None) out->category = args[i];
+    } else if (name == "stacklevel") {
+      if (!PyLong_CheckExact(args[i])) return false;
+      out->level = PyLong_AsLong(args[i]);
+    } else if (name != "source" || args[i] != Py_None) {
+      return false;
+    }
+  }
+  return out->message && PyUnicode_CheckExact(out->message) && PyType_Check(out->category) &&
+         PyObject_IsSubclass(out->category, PyExc_Warning) == 1;
+}
+
+/// Frames of the import system, which levels do not count.
+bool is_internal(py311::Frame* f) {
+  const std::string_view file = PyUnicode_AsUTF8(f->f_code->co_filename);
+  return file.find("importlib") != file.npos && file.find("_bootstrap") != file.npos;
+}
+
+PyObject* helper(const char* name) {
+  PyObject* f = PyObject_GetAttrString(polyfills(), name);
+  if (!f) throw InternalError(std::string("kiln._polyfills has no ") + name);
+  return f;
+}
+
+}  // namespace
+
+PyObject* Machine::written_filters(PyObject* module) {
+  static PyObject* const name_of_filters = PyUnicode_InternFromString("filters");
+  const py::Ref real = py::Ref::steal(PyObject_GetAttr(module, name_of_filters));
+  if (!real || !PyList_Check(real.get())) return Py_None;
+  PyObject* filters = nullptr;
+  for (const Known& k : knowns)
+    if (k.kind == Known::Kind::Shadow && k.real.get() == real.get()) filters = k.stand_in.get();
+  if (const auto written = globals_written.find(PyModule_GetDict(module)); written != globals_written.end())
+    for (const auto& [name, value] : written->second.entries) {
+      if (PyUnicode_Compare(name.get(), name_of_filters) == 0) {
+        if (!value || !PyList_Check(value.get())) return Py_None;
+        filters = value.get();
+        continue;
+      }
+      const py::Ref before = py::Ref::steal(PyObject_GetAttr(module, name.get()));
+      const Known* k = value ? find(value.get()) : nullptr;
+      if (!before || !value || (value.get() != before.get() && !(k && k->real.get() == before.get()))) return Py_None;
+    }
+  return filters && PyObject_RichCompareBool(filters, real.get(), Py_EQ) == 1 ? nullptr : filters;
+}
+
+PyObject* Machine::call_warn(PyObject* const* args, size_t n, PyObject* kwnames) {
+  static PyObject *const raises = helper("warning_raises"), *const action_of = helper("warning_action"),
+                         *const warn = helper("warn_in"), *const partial = [] {
+                           const py::Ref functools = py::Ref::steal(PyImport_ImportModule("functools"));
+                           return PyObject_GetAttrString(functools.get(), "partial");
+                         }();
+  Paused paused_here(*this);  // the helpers are no part of the program
+  const auto refuse = [this] { return graph_break("call-that-breaks", "a call of warnings.warn"); };
+  Arguments given;
+  if (!parse(args, n, kwnames, &given)) return refuse();
+  // The frame that the warning is about must be one of the captured ones: others may be others in the next call.
+  py311::Frame* at = ts->cframe->current_frame;
+  const bool count_all = given.level <= 0 || is_internal(at);
+  for (long level = given.level; --level > 0;) do {
+      if (at == root) return refuse();
+      at = at->previous;
+    } while (!count_all && is_internal(at));
+  PyObject* const name = PyDict_GetItemString(at->f_globals, "__name__");
+  if (!name || !PyUnicode_CheckExact(name) || at->f_globals == PyModule_GetDict(polyfills())) return refuse();
+  const py::Ref line = py::Ref::steal(PyLong_FromLong(
+      PyCode_Addr2Line(at->f_code, py311::last_instruction(at) * static_cast<int>(sizeof(_Py_CODEUNIT)))));
+  static PyObject* const module = PyImport_ImportModule("warnings");
+  PyObject* const filters = written_filters(module);
+  PyErr_Clear();
+  if (filters) {  // inside catch_warnings()
+    const py::Ref action = PyList_Check(filters)
+                               ? py::Ref::steal(PyObject_CallFunctionObjArgs(action_of, filters, given.category,
+                                                                             given.message, name, line.get(), nullptr))
+                               : py::Ref();
+    PyErr_Clear();
+    if (!action || PyUnicode_CompareWithASCIIString(action.get(), "ignore") != 0) return refuse();
+    Py_RETURN_NONE;
+  }
+  PyObject* const about[] = {given.category, given.message, name, line.get()};
+  const Setting* s = find_setting(raises, about, 4);
+  if (!s || s->before.get() != Py_False) return refuse();
+  Deferred call;
+  call.callable = py::Ref::steal(PyObject_CallFunctionObjArgs(partial, warn, at->f_globals, nullptr));
+  if (!call.callable) return nullptr;
+  call.made = true;
+  for (PyObject* a : {given.message, given.category, at->f_code->co_filename, line.get()})
+    call.args.push_back(py::Ref::borrow(a));
+  deferred.push_back(std::move(call));
+  Py_RETURN_NONE;
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,158 @@
+"""warnings.warn in compiled code stays in the graph, and says what, and where, eager says it."""
+
+import contextlib
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kiln
+from helpers import breaks
+from kiln.testing import assert_same
+
+X = torch.randn(3)
+
+
+def warn_caller(x):
+    warnings.warn("here", FutureWarning, stacklevel=2)
+    return x + 1
+
+
+def plain(x):
+    warnings.warn("plain")
+    return x * 2
+
+
+def of_caller(x):
+    return warn_caller(x) * 2
+
+
+def by_keywords(x):
+    warnings.warn(message="keywords", category=DeprecationWarning, stacklevel=1, source=None)
+    return x * 2
+
+
+def with_numbers(x):
+    warnings.warn(f"{len(x)} elements")
+    return x * 2
+
+
+def of_pytorch(x):
+    return F.interpolate(F.upsample(x[None, None], scale_factor=2), scale_factor=2)
+
+
+def ignored(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = warn_caller(x)
+    warnings.warn("after")
+    return y
+
+
+def ignored_by_message(x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="he")
+        return warn_caller(x) * 2
+
+
+@contextlib.contextmanager
+def log_of_warnings(action):
+    for module in list(sys.modules.values()):
+        if isinstance(vars(module).get("__warningregistry__"), dict):
+            module.__warningregistry__.clear()
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter(action)
+        yield log
+
+
+def told(f, action, calls=3):
+    with log_of_warnings(action) as log:
+        results = [f(X) for _ in range(calls)]
+    return [(str(w.message), w.category, w.filename, w.lineno) for w in log], results[-1]
+
+
+STAY = [plain, of_caller, by_keywords, with_numbers, of_pytorch, ignored, ignored_by_message]
+
+
+@pytest.mark.parametrize("action", ["default", "always", "ignore", "once"])
+@pytest.mark.parametrize("f", STAY)
+def test_warnings_are_told_as_in_eager(f, action):
+    expected, result = told(f, action)
+    got, compiled = told(kiln.compile(f), action)
+    assert got == expected
+    assert torch.equal(result, compiled)
+
+
+@pytest.mark.parametrize("f", STAY)
+def test_they_stay_in_the_graph(f):
+    with log_of_warnings("default"):
+        assert breaks(f, X) == 0
+
+
+def collected(x):
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        y = warn_caller(x)
+    return y, len(log)
+
+
+def raised(x):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return warn_caller(x)
+    except FutureWarning as error:
+        return x - 1, str(error)
+
+
+def of_whoever_calls(x):
+    warnings.warn("outside", stacklevel=2)
+    return x * 2
+
+
+def no_warning(x):
+    warnings.warn("no category", int)
+    return x
+
+
+@pytest.mark.parametrize("f", [collected, raised, of_whoever_calls])
+def test_what_runs_in_eager(f):
+    expected, result = told(f, "default")
+    got, compiled = told(kiln.compile(f), "default")
+    assert got == expected
+    assert_same(result, compiled)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="category must be a Warning subclass"):
+        kiln.compile(no_warning)(X)
+
+
+def test_a_filter_that_raises_comes_later():
+    """The program stops at the warning, before what it writes behind it."""
+    seen = torch.zeros(3)
+
+    def f(x):
+        y = warn_caller(x)
+        seen.add_(1)
+        return y
+
+    compiled = kiln.compile(f)
+    with log_of_warnings("default"):
+        compiled(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(FutureWarning, match="here"):
+            compiled(X)
+    assert seen.tolist() == [1, 1, 1]
+
+
+def test_a_registry_that_is_replaced():
+    compiled = kiln.compile(of_caller)
+    with log_of_warnings("default") as log:
+        compiled(X)
+        globals()["__warningregistry__"] = {}
+        compiled(X)
+    assert len(log) == 2
