@@ -480,3 +480,36 @@ def test_read_only_views_of_dicts(f):
 
     calls(f, [change, change])
     assert kiln.compile(lambda x: (x + 1, READ_ONLY))(X)[1] is READ_ONLY
+
+
+NAMES = {f"layer.{i}" for i in range(500)}
+
+
+def test_sets_of_constants():
+    """One guard for all elements: each by itself would be found by going through those before it."""
+
+    def f(x):
+        return [x * len(name) for name in NAMES if name.endswith("7")]
+
+    def change():
+        NAMES.symmetric_difference_update({"other.7", "layer.7"})
+
+    kiln.reset()
+    assert len(kiln.explain(f)(X).guards) < 10
+    calls(f, [change, change, NAMES.clear])
+
+
+def test_unions_of_types_are_compared_by_value():
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.types = int | str
+
+    def f(x):
+        return x * (2 if holder.types == int | str else 3)
+
+    def change():
+        holder.types = str | float
+
+    calls(f, [lambda: setattr(holder, "types", int | str), change])

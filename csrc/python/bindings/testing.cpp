@@ -70,7 +70,7 @@ Guard guard_of(pb::handle h) {
   else if (kind == "equals")
     object(Guard::Kind::Equals);
   else if (kind == "keys")
-    object(Guard::Kind::DictKeys);
+    object(Guard::Kind::Keys);
   else if (kind == "has")
     object(Guard::Kind::DictHas);
   else if (kind == "lacks")

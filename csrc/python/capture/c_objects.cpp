@@ -50,8 +50,6 @@ bool is_fixed(PyTypeObject* t) {
                                 "functools._lru_cache_wrapper",
                                 "re.Pattern",
                                 "re.Match",
-                                "types.GenericAlias",
-                                "types.UnionType",
                                 "property",
                                 "classmethod",
                                 "staticmethod",
@@ -114,7 +112,8 @@ Machine::CState Machine::c_state(PyTypeObject* t) {
   if (base == &PyBaseObject_Type)
     state = Is::None;
   else if (base == &PyFloat_Type || base == &PyLong_Type || base == &PyUnicode_Type || base == &PyBytes_Type ||
-           base == &PyComplex_Type || is_numpy_scalar(base))
+           base == &PyComplex_Type || is_numpy_scalar(base) ||
+           is_one_of(base->tp_name, {"types.GenericAlias", "types.UnionType"}))
     state = Is::Value;
   else if (lends_memory(t))
     state = Is::Memory;

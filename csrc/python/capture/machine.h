@@ -57,6 +57,7 @@ struct Known {
   bool active = false;   // its guard is taken
   bool read = false;     // Plain: the memory it lends is guarded by what it holds
   bool written = false;  // a shadow that differs from its original; told on leaving
+  bool whole = false;    // Shadow of a set: its elements are constants, guarded in one
   SourcePtr source;
   py::Ref real;
   py::Ref stand_in;                                      // equals `real` for Plain; Proxy: one of the dict's shadow

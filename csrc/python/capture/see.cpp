@@ -353,7 +353,7 @@ bool Machine::activate(Known& k) {
       if (k.attributes) {
         py::Ref names_now = py::Ref::steal(PyDict_Keys(k.attributes.get()));
         names_now = py::Ref::steal(PyList_AsTuple(names_now.get()));
-        guard(GK::DictKeys, child(SK::InstanceDict, k.source, nullptr), names_now.get());
+        guard(GK::Keys, child(SK::InstanceDict, k.source, nullptr), names_now.get());
       }
       if (PyDict_Check(o)) {
         py::Ref keys = py::Ref::steal(PyTuple_New(n));
@@ -366,9 +366,13 @@ bool Machine::activate(Known& k) {
           constant = constant && is_constant(key);
         }
         if (constant)
-          guard(GK::DictKeys, k.source, keys.get());
+          guard(GK::Keys, k.source, keys.get());
         else
           guard(GK::Length, k.source, nullptr, static_cast<uint64_t>(n));
+      } else if (k.whole) {
+        py::Ref elements = py::Ref::steal(PySequence_Tuple(o));
+        if (!elements) return false;
+        guard(GK::Keys, k.source, elements.get());
       } else {
         guard(GK::Length, k.source, nullptr, static_cast<uint64_t>(n));
       }
@@ -550,9 +554,13 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
       Py_hash_t hash;
       std::vector<py::Ref> elements;
       while (_PySet_NextEntry(o, &pos, &key, &hash)) elements.push_back(py::Ref::borrow(key));
+      // Constants are guarded together: to come to an element by its number, one goes past all that stand before it.
+      fresh.whole = std::all_of(elements.begin(), elements.end(), [this](const py::Ref& r) {
+        return is_constant(r.get()) && !PyLong_CheckExact(r.get()) && !PyFloat_CheckExact(r.get());
+      });
       py::Ref list = py::Ref::steal(PyList_New(0));
       for (const py::Ref& r : elements) {
-        py::Ref v = element(r.get(), child(SK::SetItemAt, source, nullptr, i++));
+        py::Ref v = fresh.whole ? r : element(r.get(), child(SK::SetItemAt, source, nullptr, i++));
         if (!v || PyList_Append(list.get(), v.get()) < 0 || !keep(v)) return nullptr;
       }
       if (c == Class::FrozenSet)

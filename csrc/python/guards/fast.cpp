@@ -229,7 +229,7 @@ void GuardTree::make_fast() {
         case Guard::Kind::Length:
           if (k.strong && PyTuple_CheckExact(value)) continue;
           [[fallthrough]];
-        case Guard::Kind::DictKeys:
+        case Guard::Kind::Keys:
         case Guard::Kind::DictHas:
         case Guard::Kind::DictLacks:
           if (stamp(id)) continue;

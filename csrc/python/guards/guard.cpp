@@ -75,7 +75,7 @@ std::string Guard::text() const {
     case Kind::Length:
       t = "len(" + s + ") == " + std::to_string(number);
       break;
-    case Kind::DictKeys:
+    case Kind::Keys:
       t = "tuple(" + s + ") == " + v;
       break;
     case Kind::DictHas:

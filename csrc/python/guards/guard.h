@@ -23,7 +23,7 @@ struct Guard {
     SmallInt,  // an int of less than kSmallInt in magnitude
     Contents,  // source lends memory (an array, a bytearray) that holds what contents_of() gave as `object`
     Length,    // len of a list, tuple, dict, set or deque is `number`
-    DictKeys,  // keys of a dict, in order, are the tuple `object` (compared with `is`, then ==)
+    Keys,      // keys of a dict or elements of a set, in order, are the tuple `object` (compared with `is`, then ==)
     DictHas,   // dict has key `object`
     DictLacks,   // dict lacks key `object` (an attribute found on the class, a global found in builtins)
     AttrLacks,   // the slot or C attribute `object` of source is unset: reading it raises AttributeError

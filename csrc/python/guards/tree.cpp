@@ -237,11 +237,15 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
 
 namespace {
 
-bool same_keys(PyObject* dict, PyObject* keys) {
-  if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys)) return false;
+/// Of a dict or a set.
+bool same_keys(PyObject* o, PyObject* keys) {
+  const bool dict = PyDict_Check(o);
+  if (!dict && !PyAnySet_Check(o)) return false;
+  if ((dict ? PyDict_GET_SIZE(o) : PySet_GET_SIZE(o)) != PyTuple_GET_SIZE(keys)) return false;
   Py_ssize_t at = 0;
   PyObject *k, *v;
-  for (Py_ssize_t i = 0; PyDict_Next(dict, &at, &k, &v); ++i) {
+  Py_hash_t hash;
+  for (Py_ssize_t i = 0; dict ? PyDict_Next(o, &at, &k, &v) : _PySet_NextEntry(o, &at, &k, &hash); ++i) {
     PyObject* expected = PyTuple_GET_ITEM(keys, i);
     if (k != expected && !same_constant(k, expected)) return false;
   }
@@ -306,7 +310,7 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
       return has_contents(value, g.object.get());
     case Guard::Kind::Length:
       return length_of(value) == static_cast<int64_t>(g.number);
-    case Guard::Kind::DictKeys:
+    case Guard::Kind::Keys:
       return same_keys(value, g.object.get());
     case Guard::Kind::DictHas:
       return dict_has(value, g.object.get()) == 1;
