@@ -347,14 +347,19 @@ bool gave_up_saved(torch::autograd::Node& node, bool others) {
   return false;
 }
 
-/// Throws Unsupported if a gradient would flow into a leaf that is no primal.
+/// Throws Unsupported if a gradient would flow into a leaf that is no primal, and that anybody could ask for it: not
+/// into one that was made inside and is gone.
 void Tracer::check_leaves(const edge_list& roots) {
   std::unordered_set<const torch::autograd::Node*> known;
   for (const Edge& e : edges_)
     if (e.is_valid()) known.insert(e.function.get());
-  for (torch::autograd::Node* node : nodes_behind(roots))
-    if (!known.count(node) && dynamic_cast<torch::autograd::AccumulateGrad*>(node))
+  for (torch::autograd::Node* node : nodes_behind(roots)) {
+    const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node);
+    if (!leaf || known.count(node)) continue;
+    const at::Tensor& t = leaf->variable;
+    if (!fn::isFunctionalTensor(t) || forward_index_.count(t.unsafeGetTensorImpl()))
       throw Unsupported("a tensor with requires_grad=True is made inside and outputs depend on it");
+  }
 }
 
 /// Which tangents arrive where in the autograd graph behind some forward outputs.
@@ -456,9 +461,10 @@ void Tracer::differentiate() {
   try {
     recorder_.backward = true;
     at::AutoGradMode no_grad(false);
-    grads = torch::autograd::Engine::get_base_engine().execute(roots, tangents, /*keep_graph=*/false,
-                                                               /*create_graph=*/false,
-                                                               /*accumulate_grad=*/false, targets);
+    if (!targets.empty())  // all leaves were made inside
+      grads = torch::autograd::Engine::get_base_engine().execute(roots, tangents, /*keep_graph=*/false,
+                                                                 /*create_graph=*/false,
+                                                                 /*accumulate_grad=*/false, targets);
     recorder_.backward = false;
   } catch (const c10::Error& e) {
     recorder_.backward = false;

@@ -328,8 +328,51 @@ def test_leaves_made_inside(program):
 
 
 def test_leaves_made_inside_need_no_break():
-    for program in (by_attribute, by_factory, leaf_alone):
+    for program in (penalty, by_attribute, by_factory, result_depends, leaf_alone):
         kiln.compile(program, fullgraph=True)(X)
+
+
+def forces(net, x):
+    """Of an energy, as force fields and physics-informed networks compute them."""
+    place = x.clone().requires_grad_(True)
+    energy = net(place).tanh().sum()
+    return energy, -torch.autograd.grad(energy, place, create_graph=True)[0]
+
+
+def two_leaves(net, x):
+    first = x.detach().requires_grad_(True)
+    h = net(first)
+    again = net(h.detach().requires_grad_(True))
+    return h.sum() + again.sum(), torch.autograd.grad(again.sum() + h.sum(), first, create_graph=True)[0]
+
+
+def penalty_step(net, x):
+    """A critic's step with a gradient penalty."""
+    mixed = (torch.rand(len(x), 1) * x.data + 0.5).requires_grad_(True)
+    out = net(mixed)
+    (g,) = torch.autograd.grad(out, mixed, torch.ones_like(out), create_graph=True, retain_graph=True)
+    loss = (g.norm(2, dim=1) - 1).square().mean() - net(x).mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("program", [forces, two_leaves, penalty_step], ids=lambda p: p.__name__)
+def test_leaves_made_inside_a_network(program):
+    def run(function):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 3))
+        opt = torch.optim.Adam(net.parameters(), 1e-2)
+        results = []
+        for _ in range(3):
+            opt.zero_grad()
+            out = function(net, torch.randn(2, 3))
+            if program is not penalty_step:
+                sum(t.square().sum() for t in out).backward()
+            results.append((out, [p.grad.clone() if p.grad is not None else None for p in net.parameters()]))
+            opt.step()
+        return results
+
+    assert_same(run(program), run(kiln.compile(program, fullgraph=True)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_layer_norm_between_transposes_of_equal_sizes():

@@ -749,7 +749,7 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
   }
   PyErr_Clear();
   for (const at::Tensor& t : leaver.tensors)
-    if (const int made_at = leaf_behind(t); made_at >= 0) {
+    if (const int made_at = leaf_behind(t, leaver.tensors); made_at >= 0) {
       graph_break("autograd", "a tensor with requires_grad=True is made, and results depend on it");
       root_instruction = made_at;
       return;

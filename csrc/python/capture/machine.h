@@ -225,9 +225,10 @@ class Machine {
                                PyObject* kwnames);  // tensors.cpp
   /// Lets a tensor that the captured code made require gradients. False if it is none.
   bool make_leaf(const at::Tensor& t);
-  /// Where a leaf was made that `result` depends on (or which it is, with a gradient): after the captured part its
-  /// history would be lost. -1 if there is none.
-  int leaf_behind(const at::Tensor& result) const;
+  /// Where a leaf was made that `result` depends on (or which it is, with a gradient) and that is among the tensors
+  /// that leave the captured part, itself, as a view's base or by its gradient: a later backward would not reach it. -1
+  /// if there is none.
+  int leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>& leaving) const;
   PyObject* call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf,
                               PyObject* kwnames);  // tensors.cpp
   bool is_torch_operator(PyObject* o);

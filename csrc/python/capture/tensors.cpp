@@ -148,12 +148,19 @@ bool Machine::make_leaf(const at::Tensor& t) {
   return true;
 }
 
-int Machine::leaf_behind(const at::Tensor& result) const {
+int Machine::leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>& leaving) const {
   if (leaves_made.empty() || !result.requires_grad()) return -1;
+  const auto leaves = [&](const at::Tensor& t) {
+    return t.defined() && std::any_of(leaving.begin(), leaving.end(), [&](const at::Tensor& seen) {
+             return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
+           });
+  };
   bool ignored = false;
   for (const at::Tensor& leaf : reached_leaves({result}, &ignored, &ignored))
     for (const auto& [made, instruction] : leaves_made)
-      if (leaf.is_same(made) && !(leaf.is_same(result) && !leaf.grad().defined())) return instruction;
+      if (leaf.is_same(made) && !(leaf.is_same(result) && !leaf.grad().defined()) &&
+          (leaves(leaf) || leaves(leaf.grad())))
+        return instruction;
   return -1;
 }
 
