@@ -157,6 +157,10 @@ class Builder {
   /// `epilogue` follows the call: as a part of its step where kernels of ours make the result, or else as the next
   /// step.
   void add_extern(const lower::ExternCall& call, const Epilogue& epilogue) {
+    if (!call.node) {
+      plan_.steps.push_back(std::make_unique<runtime::AskStep>(slots_.at(call.results[0]->buffer)));
+      return;
+    }
     std::shared_ptr<const runtime::KernelStep> kernel;
     if (epilogue.kernel && bisect_allows(BisectUnit::Kernel, epilogue.compiled->name))
       kernel = kernel_step(*epilogue.kernel, *epilogue.compiled, kernel_slots(*epilogue.kernel));

@@ -165,6 +165,11 @@ std::shared_ptr<runtime::CompiledFunction> compile_traced(const graph::Graph& tr
     StageTimer timer("joint.trace");
     joint = joint::trace_joint(joint::replay(traced), examples);
   }
+  if (traced.asked) {
+    const joint::Output& asked = joint.outputs.at(*traced.asked);
+    KILN_CHECK(asked.kind == joint::Output::Kind::Forward, "what a graph asks is no value of its own");
+    joint.graph->asked = static_cast<size_t>(asked.index);
+  }
   // Weights that nobody writes here keep their packed and folded forms between calls; with a backward, an update
   // follows.
   if (!joint.has_backward()) {

@@ -138,6 +138,7 @@ std::optional<FrozenSplit> split_frozen(const Graph& g) {
   split.prologue = first.take();
   split.prologue_inputs = std::move(first.inputs);
   split.rest = second.take();
+  split.rest->asked = g.asked;
   split.rest_inputs = std::move(second.inputs);
   return split;
 }

@@ -177,6 +177,7 @@ std::unique_ptr<Graph> Graph::clone(std::unordered_map<const Node*, Node*>* map)
   for (const Node* input : inputs_) copy->inputs_.push_back(to.at(input));
   copy->outputs_ = outputs_;
   for (Arg& a : copy->outputs_) for_each_value(a, moved);
+  copy->asked = asked;
   copy->mutations_ = mutations_;
   for (Mutation& m : copy->mutations_) {
     moved(m.input);

@@ -115,6 +115,9 @@ class Graph {
   const std::vector<Arg>& outputs() const { return outputs_; }
   std::vector<Mutation>& mutations() { return mutations_; }
   const std::vector<Mutation>& mutations() const { return mutations_; }
+  /// The number of an output, a 0-dim bool. If it is true, running the graph ends before any input is written, with an
+  /// AssertionFailed.
+  std::optional<size_t> asked;
 
   Node* add_input(std::string name, TensorMeta meta);
   /// Appends a call at the insertion point (the end, unless set_insert_point was called). Results' metas are the

@@ -24,10 +24,12 @@ class Parser {
         input();
       else if (what == "mutate")
         mutate();
+      else if (what == "ask")
+        graph_->asked = static_cast<size_t>(integer());
       else if (what == "return")
         break;
       else
-        fail("expected %name, input, mutate or return, not '" + what + "'");
+        fail("expected %name, input, mutate, ask or return, not '" + what + "'");
     }
     expect('(');
     graph_->outputs() = args(')');

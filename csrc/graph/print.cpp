@@ -234,6 +234,7 @@ std::string print(const Graph& g, bool stacks) {
     if (m.uncounted) out += " uncounted";
     out += '\n';
   }
+  if (g.asked) out += "  ask " + std::to_string(*g.asked) + "\n";
   out += "  return (";
   for (size_t i = 0; i < g.outputs().size(); ++i) {
     if (i) out += ", ";

@@ -35,6 +35,11 @@ void verify(const Graph& g, bool functional) {
   }
   KILN_CHECK(inputs == g.inputs().size(), "the list of inputs names nodes that are not in the graph");
   for (const Arg& a : g.outputs()) for_each_value(a, [&](const Value& v) { check_value(v, "return"); });
+  if (g.asked) {
+    KILN_CHECK(*g.asked < g.outputs().size() && g.outputs()[*g.asked].is_value(), "ask names no output");
+    const TensorMeta& meta = g.outputs()[*g.asked].value().meta();
+    KILN_CHECK(meta.dtype == DType::Bool && meta.sizes.empty(), "ask needs one bool");
+  }
   for (const Mutation& m : g.mutations()) {
     KILN_CHECK(m.input && m.value, "a mutation needs an input and a value");
     check_value(m.input, "mutate");

@@ -22,7 +22,7 @@ struct TensorView {
 
 /// One ATen call, Program::externs' payload.
 struct ExternCall {
-  const graph::Node* node = nullptr;
+  const graph::Node* node = nullptr;  // null: Graph::asked is asked here, `results[0]`
   /// Where the node's tensor arguments are, by value.
   std::unordered_map<graph::Value, TensorView> inputs;
   /// Per result: the buffer that receives it; no value for results nobody reads.

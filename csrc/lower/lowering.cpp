@@ -496,7 +496,23 @@ void Lowering::lower_mutations() {
     }
     writes.push_back({std::move(value), to, name});
   }
+  lower_asked();
   for (const Write& w : writes) store(w.value, w.to, w.name);
+}
+
+void Lowering::lower_asked() {
+  if (!g_.asked) return;
+  // Takes part in the order as a call that reads the bool and writes all inputs that are written.
+  loops::Extern e;
+  e.index = static_cast<int>(out_.externs.size());
+  e.name = "kiln::ask";
+  ExternCall call;
+  call.results.push_back(out_.outputs.at(*g_.asked).view);
+  e.reads = {call.results[0]->buffer};
+  for (const auto& m : out_.mutated) e.writes.push_back(out_.inputs[m.input]);
+  e.effect = true;
+  out_.externs.push_back(std::move(call));
+  out_.program.add_extern(std::move(e));
 }
 
 Lowered Lowering::run() {

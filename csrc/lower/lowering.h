@@ -90,6 +90,7 @@ class Lowering {
   void lower_extern(const Node& n);
   void lower_outputs();
   void lower_mutations();
+  void lower_asked();
   BufferId add_buffer(std::string name, const TensorMeta& meta, loops::BufferKind kind);
   TensorView view_of(const Tensor& t) const;
 

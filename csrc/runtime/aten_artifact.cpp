@@ -99,6 +99,7 @@ std::shared_ptr<Artifact> aten_artifact(const graph::Graph& g) {
     }
     outputs.push_back(s);
   }
+  if (g.asked) plan.steps.push_back(std::make_unique<AskStep>(outputs[*g.asked]));
   if (!g.mutations().empty()) {
     std::vector<MutateStep::Pair> pairs;
     for (const auto& m : g.mutations()) {

@@ -1,12 +1,18 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
 // The two callables that the stages hand to each other at run time.
 namespace kiln::runtime {
+
+/// Ends the run of a graph that asks an output (graph::Graph::asked) for which it is true. No input is written yet.
+struct AssertionFailed : std::exception {
+  const char* what() const noexcept override { return "an assertion of the program failed"; }
+};
 
 /// A compiled functional graph: what the backend (lower .. codegen) makes of one forward, backward or whole-step graph.
 /// Takes the graph's inputs in order (the vector is consumed, so that inputs can be freed early) and returns its

@@ -199,6 +199,12 @@ void ViewStep::run(Frame& frame) const {
   frame.set(slot_, base.as_strided(meta_.sizes, meta_.strides, base.storage_offset() + meta_.offset));
 }
 
+void AskStep::run(Frame& frame) const {
+  if (frame.tensors[slot_].item<bool>()) throw AssertionFailed();
+}
+
+std::string AskStep::describe(const Plan& plan) const { return "ask " + plan.slot_text(slot_); }
+
 std::string ViewStep::describe(const Plan& plan) const {
   return plan.slot_text(slot_) + " = view of " + plan.slot_text(base_);
 }

@@ -68,6 +68,18 @@ class ViewStep final : public Step {
   graph::TensorMeta meta_;
 };
 
+/// Throws AssertionFailed if the slot holds true.
+class AskStep final : public Step {
+ public:
+  explicit AskStep(Slot slot) : slot_(slot) {}
+  void run(Frame& frame) const override;
+  std::string describe(const Plan& plan) const override;
+  void for_each_slot(const std::function<void(Slot)>& f) const override { f(slot_); }
+
+ private:
+  Slot slot_;
+};
+
 /// Allocates the memory of Fresh slots.
 class AllocateStep final : public Step {
  public:

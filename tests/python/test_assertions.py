@@ -2,6 +2,8 @@
 
 PYTEST_DONT_REWRITE: the program's own assert statements are what is tested."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributions as D
@@ -10,6 +12,7 @@ from torch import nn
 
 import kiln
 from helpers import breaks, check, outcome
+from kiln import _C
 from kiln.testing import assert_same
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -96,8 +99,8 @@ def test_a_caught_one():
     check(f, X)
 
 
-def test_a_graph_that_writes_to_what_exists_breaks_at_them():
-    """It could not be undone."""
+def test_a_graph_that_writes_to_what_exists_asks_first():
+    """It writes when they have passed; of a call that fails, eager does what comes before."""
 
     def before(x, state):
         state.add_(1)
@@ -115,11 +118,75 @@ def test_a_graph_that_writes_to_what_exists_breaks_at_them():
         part.mul_(2)
         return x * state
 
-    for f in (before, behind, view):
-        assert breaks(f, POSITIVE, torch.ones(2, 1)) > 0
-        for x in (POSITIVE, X):
+    def result(x, state):
+        state.mul_(x.sum())
+        assert (state > 0).all()
+        return x * state
+
+    def twice(x, state):
+        state.add_(x[:, :1])
+        y = x * state
+        assert (y > 0).all()
+        state.mul_(2)
+        assert torch.isfinite(state).all()
+        return y
+
+    for f in (before, behind, view, result, twice):
+        assert breaks(f, POSITIVE, torch.ones(2, 1)) == 0
+        compiled = kiln.compile(f)
+        for x in (POSITIVE, X, -X, POSITIVE):
             expected, actual = torch.ones(2, 1), torch.ones(2, 1)
-            assert_same(outcome(f, (x, expected), {}), outcome(kiln.compile(f), (x, actual), {}))
+            assert_same(outcome(f, (x, expected), {}), outcome(compiled, (x, actual), {}))
+            assert_same(expected, actual)
+
+
+def test_without_compiled_kernels():
+    """Calls of ATen's kernels, one by one, write to the inputs at the end too."""
+    _C.set_option("codegen", False)
+    try:
+        test_a_graph_that_writes_to_what_exists_asks_first()
+    finally:
+        _C.set_option("codegen", True)
+
+
+def test_an_operator_that_may_do_anything_breaks_the_graph():
+    log = []
+
+    @torch.library.custom_op("assertions::tell", mutates_args=())
+    def tell(x: torch.Tensor) -> torch.Tensor:
+        log.append(float(x.sum()))
+        return x + 1
+
+    tell.register_fake(torch.empty_like)
+
+    def f(x):
+        y = tell(x)
+        assert (x > 0).all()
+        return y
+
+    assert breaks(f, POSITIVE) > 0
+    log.clear()
+    check(f, X)
+    assert len(log) == 4
+
+
+def test_generators_go_back():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    state = torch.zeros(())
+
+    def f(x):
+        y = net(x)
+        state.add_(torch.rand(()))
+        assert (x > 0).all()
+        return y
+
+    for x in (POSITIVE, X, POSITIVE):
+        runs = []
+        for function in (f, kiln.compile(f)):
+            torch.manual_seed(0)
+            state.zero_()
+            runs.append((outcome(function, (x,), {}), state.clone(), torch.rand(2)))
+        assert_same(*runs)
 
 
 @pytest.mark.parametrize("step", ["backward", "optimizer"])
@@ -160,9 +227,14 @@ def test_batch_norm_in_training_writes_its_statistics():
         assert torch.isfinite(y).all()
         return y
 
-    assert breaks(f, X) > 0
-    net.eval()
     assert breaks(f, X) == 0
+    compiled, original = kiln.compile(f), copy.deepcopy(net.state_dict())
+    for x in (X, X / 0, X):
+        after = []
+        for function in (f, compiled):
+            net.load_state_dict(original)
+            after.append((outcome(function, (x,), {}), [b.clone() for b in net.buffers()]))
+        assert_same(*after)
 
 
 def test_a_condition_that_is_overwritten():

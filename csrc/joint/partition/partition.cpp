@@ -269,6 +269,7 @@ void Partitioner::extract(const std::vector<Value>& saved, Parts& parts) {
   auto in_forward = copy(*parts.forward, fmap, need);
   const auto& outs = graph_.outputs();
   for (size_t i = 0; i < joint_.num_forward; ++i) parts.forward->outputs().push_back(in_forward(outs[i]));
+  parts.forward->asked = graph_.asked;
   for (const graph::Mutation& m : graph_.mutations())
     parts.forward->mutations().push_back({fmap.at(m.input), fmap.at(m.value), m.uncounted});
 

@@ -44,6 +44,7 @@ struct CaptureResult {
   /// A value of `traced`, a 0-dim bool, or none: if it is true after the graph has run, an assertion of the program has
   /// failed. The graph has changed nothing then but the generator, and the call is to run in eager.
   graph::Value failed;
+  bool failed_is_asked = false;  // the graph writes to its inputs, which it must not before
 };
 
 /// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of batch

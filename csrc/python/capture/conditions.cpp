@@ -2,9 +2,9 @@
 // whether Python raises an exception for them (a division by zero first of all), so that the call is to run in eager,
 // and whether the program takes the branch that it took during the capture. A condition may depend on nothing that is
 // dear to compute.
-// And assertions, which may depend on anything: a graph without effects computes them with its results, and if one
-// fails, the results are dropped and the call runs in eager, which raises. A graph with effects can ask only those that
-// are conditions as above.
+// And assertions, which may depend on anything: the graph computes them, and if one fails, the results are dropped and
+// the call runs in eager, which raises. A graph that writes to its inputs asks them before it does so; one that calls
+// operators of which nobody knows what they do can ask only those that are conditions as above.
 // What depends on constants alone is computed during the capture.
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -129,20 +129,21 @@ void Machine::index_nodes() {
     Node* n = it->get();
     if (!node_order_.emplace(n, node_order_.size()).second) continue;  // inputs stand before all calls
     changes_ |= !capture::changes_nothing(*n);
+    acts_ |= n->kind == NodeKind::Call && !is_known(n->op) && !n->op.name().starts_with("kiln::");
     aten::for_each_written(*n, [&](Value v) { writers_[base_of(v)].push_back(n); });
   }
 }
 
-bool Machine::changes_nothing() {
+bool Machine::may_be_dropped() {
   index_nodes();
-  return !changes_;
+  return !acts_;
 }
 
 bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
   if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
   const Value value = trace.find(condition);
   if (!value) return false;
-  if (options.assertions_in_graph && changes_nothing()) {
+  if (options.assertions_in_graph && may_be_dropped()) {
     assertions_.emplace_back(value, !wanted);
     return true;
   }
@@ -151,11 +152,17 @@ bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
 
 bool Machine::finish_assertions() {
   if (assertions_.empty()) return true;
-  if (!changes_nothing()) return false;
-  // They are asked at the end, with the values that they had.
+  if (!may_be_dropped()) return false;
+  // They are asked behind all calls, with the values that they had.
   for (const auto& [value, fails] : assertions_)
     if (writers_.contains(base_of(value))) return false;
   result.failed = either_of(trace.graph(), assertions_);
+  result.failed_is_asked = changes_;
+  if (changes_) {
+    static const graph::Op clone("aten::clone");  // a value of its own, whatever else is returned
+    result.failed =
+        trace.graph().add_call(clone, {graph::Arg(result.failed), graph::Arg()}, {result.failed.meta()})->out();
+  }
   return true;
 }
 

@@ -313,11 +313,13 @@ class Machine {
   /// Whether one of the conditions has its truth, if there are any.
   CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
   /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted`: when the graph has
-  /// run, or before a graph that writes to what exists, which cannot be undone. False if that is not possible.
+  /// run, but for what it writes to what exists, or before a graph that does what cannot be put off. False if that is
+  /// not possible.
   bool assert_that(const at::Tensor& condition, bool wanted);
-  /// Whether what is recorded so far changes nothing that existed before, random generators aside.
-  bool changes_nothing();
-  /// Looks at the nodes that were recorded since the last time: node_order_, writers_, changes_.
+  /// Whether what is recorded so far can be dropped when it has been computed: it changes nothing that existed before,
+  /// random generators aside, but memory that a graph writes at its end.
+  bool may_be_dropped();
+  /// Looks at the nodes that were recorded since the last time: node_order_, writers_, changes_, acts_.
   void index_nodes();
   /// Adds what becomes of the assertions to the graph. False if they cannot stay in it.
   bool finish_assertions();
@@ -557,6 +559,7 @@ class Machine {
   std::unordered_map<const graph::Node*, size_t> node_order_;  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
   bool changes_ = false;  // whether one of them changes what existed before
+  bool acts_ = false;     // whether one of them does what cannot be put off: an operator that nobody knows
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {
     size_t operator()(const Pair& p) const noexcept {

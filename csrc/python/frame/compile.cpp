@@ -277,7 +277,10 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   }
   auto leave = std::make_unique<LeaveProgram>(results, result.side_effects, wanted);
   drop_unused_outputs(result, *leave);
-  if (result.failed) result.traced->outputs().emplace_back(result.failed);
+  if (result.failed) {
+    result.traced->outputs().emplace_back(result.failed);
+    if (result.failed_is_asked) result.traced->asked = result.traced->outputs().size() - 1;
+  }
   // Backends may change the graph they are given.
   std::string graph_text;
   if (result.torch_level && (recording() || log_enabled(Topic::graph))) graph_text = graph::print(*result.torch_level);

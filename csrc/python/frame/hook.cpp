@@ -145,6 +145,10 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     try {
       pybind11::gil_scoped_release no_gil;
       out.tensors = entry.graph->call(std::move(inputs));
+    } catch (const runtime::AssertionFailed& e) {
+      if (generator) generator->restore();
+      log_artifact(Topic::fallback, "the call is run again in eager", e.what());
+      throw RunAgain{};
     } catch (const std::exception& e) {
       if (!repeatable) throw;
       log_artifact(Topic::fallback, "a graph raised and is run again in eager", e.what());

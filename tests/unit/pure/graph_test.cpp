@@ -27,9 +27,11 @@ constexpr const char* kText = R"(graph joint {
   %one = aten::unbind.int(%x, 0) : [f32[2, 3]]
   %t = aten::index.Tensor(%x, [None, %max#1]) : f32[2, 2]
   %full = aten::full([], -1.5, f64, strided, device(cpu), None) : f64[] {backward}
+  %flag = aten::any(%max#1) : b8[]
   %odd = "built in <x>"(1, -2, 1e+30, inf, -inf, nan, complex(1.0, -2.5), "a\"\n\x01", channels_last, undefined, k=[%one#0, True]) : () {no_grad, backward, checkpoint=2, recomputed, module="layers.0"}
   mutate %x = %relu uncounted
-  return (%max#0, None, %split#1, 3)
+  ask 4
+  return (%max#0, None, %split#1, 3, %flag)
 }
 )";
 
