@@ -119,14 +119,14 @@ void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit
     stack.push_back(v);
     to_plain_meta(stack.back());
   }
+  // An op without tensor arguments would otherwise be routed by the thread's included keys.
+  c10::impl::ExcludeDispatchKeyGuard only_meta(c10::DispatchKeySet(
+      {c10::DispatchKey::Fake, c10::DispatchKey::Functionalize, c10::DispatchKey::TESTING_ONLY_GenericMode}));
   if (op.meta) {
     op.meta->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } else {
     if (log_enabled(Topic::fallback))
       log_artifact(Topic::fallback, "shape from the dispatcher's Meta kernel", op.op.name());
-    // An op without tensor arguments would otherwise be routed by the thread's included keys.
-    c10::impl::ExcludeDispatchKeyGuard only_meta(c10::DispatchKeySet(
-        {c10::DispatchKey::Fake, c10::DispatchKey::Functionalize, c10::DispatchKey::TESTING_ONLY_GenericMode}));
     try {
       op.handle.callBoxed(stack);
     } catch (const c10::NotImplementedError&) {

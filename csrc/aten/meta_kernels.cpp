@@ -6,6 +6,8 @@
 
 #include <unordered_map>
 
+#include "aten/own_meta.h"
+
 namespace kiln::aten {
 namespace {
 
@@ -28,10 +30,12 @@ const c10::KernelFunction* meta_kernel(graph::Op op) {
     auto* t = new std::unordered_map<graph::Op, c10::KernelFunction>();
 #define KILN_KERNEL(schema_struct, function)                \
   t->emplace(graph::Op(name_of<at::_ops::schema_struct>()), \
-             boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&at::function)>());
-#define KILN_META(schema_struct, function) KILN_KERNEL(schema_struct, meta::function)
-#define KILN_COMPOSITE(schema_struct, function) KILN_KERNEL(schema_struct, compositeexplicitautograd::function)
+             boxed<at::_ops::schema_struct::schema, static_cast<at::_ops::schema_struct::schema*>(&function)>());
+#define KILN_META(schema_struct, function) KILN_KERNEL(schema_struct, at::meta::function)
+#define KILN_COMPOSITE(schema_struct, function) KILN_KERNEL(schema_struct, at::compositeexplicitautograd::function)
+#define KILN_OWN(schema_struct, function) KILN_KERNEL(schema_struct, own::function)
 #include "aten/meta_kernels.def"
+#undef KILN_OWN
 #undef KILN_COMPOSITE
 #undef KILN_META
 #undef KILN_KERNEL

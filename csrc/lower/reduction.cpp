@@ -389,6 +389,8 @@ const RuleRow kRows[] = {
     {"aten::any.dim", truth_dims<ReduceKind::Any>},
     {"aten::any.dims", truth_dims<ReduceKind::Any>},
     {"aten::all", truth_all<ReduceKind::All>},
+    {"aten::_is_any_true", truth_all<ReduceKind::Any>},
+    {"aten::_is_all_true", truth_all<ReduceKind::All>},
     {"aten::all.dim", truth_dims<ReduceKind::All>},
     {"aten::all.dims", truth_dims<ReduceKind::All>},
     {"aten::var.correction", var_correction<false, false>},

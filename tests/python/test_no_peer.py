@@ -88,6 +88,46 @@ check(eager, compiled)
 """
 
 
+OPERATORS = """
+import torch.nn.functional as F
+from torch.distributions import Categorical, Normal
+
+window = torch.ones(8)
+
+def transforms(x):
+    waves = torch.stft(x.flatten(), 8, window=window, return_complex=True)
+    return torch.fft.irfft2(torch.fft.rfft2(x) * 2), torch.fft.fft(x, dim=0).abs(), waves
+
+def distances(x):
+    return torch.cdist(x, x * 2), torch.pdist(x), F.bilinear(x, x, torch.ones(2, 4, 4))
+
+def solutions(x):
+    factor = torch.linalg.cholesky(x @ x.T + 10 * torch.eye(4))
+    return torch.linalg.solve_triangular(factor, x, upper=False), torch.linalg.matrix_exp(x / 10), torch.linalg.pinv(x)
+
+def unpooled(x):
+    return (F.max_unpool2d(*F.max_pool2d(x[None], 2, return_indices=True), 2),)
+
+def drawn(x):
+    d = Normal(x, x.exp())
+    return d.rsample(), d.log_prob(x), Categorical(logits=x).entropy()
+
+def step(f):
+    x = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+    sum((t.abs() ** 2).sum() for t in f(x)).backward()
+
+def eager():
+    for f in (transforms, distances, solutions, unpooled, drawn):
+        step(f)
+
+def compiled():
+    for f in (transforms, distances, solutions, unpooled, drawn):
+        step(kiln.compile(f, fullgraph=True))
+
+check(eager, compiled)
+"""
+
+
 def run(program, tmp_path, *args):
     script = tmp_path / "program.py"
     script.write_text(PROLOGUE + program)
@@ -108,8 +148,9 @@ def test_compile_imports_and_runs_nothing_of_the_peer(model, tmp_path):
     run(MODEL, tmp_path, model)
 
 
-def test_transforms_import_and_run_nothing_that_eager_does_not(tmp_path):
-    run(TRANSFORMS, tmp_path)
+@pytest.mark.parametrize("program", [TRANSFORMS, OPERATORS], ids=["transforms", "operators"])
+def test_programs_import_and_run_nothing_that_eager_does_not(program, tmp_path):
+    run(program, tmp_path)
 
 
 def test_sources_name_nothing_of_the_peer():
