@@ -337,6 +337,44 @@ def test_distributions_check_their_arguments_in_the_graph(f):
     check(f, X.clone().requires_grad_())
 
 
+def test_distributions_in_a_training_step():
+    """A policy's update, as reinforcement learning writes it; a step whose input is broken changes nothing."""
+
+    def run(compiled):
+        torch.manual_seed(0)
+        policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        target = copy.deepcopy(policy)
+        opt = torch.optim.Adam(policy.parameters(), 1e-2)
+
+        def step(x, action):
+            mean, spread = policy(x).chunk(2, -1)
+            d = D.Normal(mean, spread.exp())
+            drawn = d.rsample()
+            loss = (drawn.square() - d.log_prob(action) - 0.01 * d.entropy()).mean()
+            opt.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+            opt.step()
+            for p, t in zip(policy.parameters(), target.parameters(), strict=True):
+                t.data.copy_(0.1 * p.data + 0.9 * t.data)
+            return loss
+
+        function = kiln.compile(step, fullgraph=True) if compiled else step
+        results = []
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x = torch.randn(5, 3) if seed != 2 else torch.full((5, 3), torch.nan)
+            try:
+                results.append(function(x, torch.randn(5, 1)))
+            except ValueError as error:
+                results.append(str(error)[:40])
+            results.append([t.clone() for t in (*policy.parameters(), *target.parameters())])
+            results.append(torch.rand(2))
+        return results
+
+    assert_same(run(False), run(True), rtol=1e-4, atol=1e-5)
+
+
 def test_a_distribution_with_a_wrong_argument():
     def f(scale):
         return D.Normal(torch.zeros(2), scale).sample()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import breaks
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -357,3 +358,32 @@ def test_module_of_fx():
     assert_same(compiled(x), net(x))
     assert_same(copy.deepcopy(compiled)(x), net(x))
     assert_same(kiln.compile(lambda x: net(x) * 2)(x), net(x) * 2)
+
+
+@pytest.mark.parametrize("move", [lambda m, x: m.to(x.device), lambda m, x: m.float(), lambda m, x: m.cpu()])
+def test_moving_a_module_to_where_it_is(move):
+    """Its parameters' data are written with themselves."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    other = nn.Linear(3, 4)
+
+    def f(x):
+        move(net, x)
+        other.weight.data = other.weight.data
+        return net(x) + other(x)
+
+    x = torch.randn(2, 3)
+    assert breaks(f, x) == 0
+    torch.testing.assert_close(kiln.compile(f)(x), f(x))
+
+
+def test_new_data_for_a_parameter():
+    net = nn.Linear(3, 3)
+
+    def f(x):
+        net.weight.data = net.weight.data * 1.5
+        return net(x)
+
+    x, start = torch.randn(2, 3), net.weight.detach().clone()
+    expected = f(x), net.weight.detach().clone()
+    net.weight.data = start
+    assert_same((kiln.compile(f)(x), net.weight.detach()), expected)

@@ -223,6 +223,8 @@ class Machine {
                              PyObject* kwnames);  // tensors.cpp
   PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
                                PyObject* kwnames);  // tensors.cpp
+  /// Whether `tensor.data = value` changes nothing, as in a module.to() that finds all in its place.
+  bool is_same_data(PyObject* tensor, PyObject* value) const;
   /// Lets a tensor that the captured code made require gradients. False if it is none.
   bool make_leaf(const at::Tensor& t);
   /// Where a leaf was made that `result` depends on (or which it is, with a gradient) and that is among the tensors

@@ -129,12 +129,22 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
     graph_break("autograd", "a write of .requires_grad");
     return false;
   }
+  if (PyUnicode_Compare(name, names().data) == 0 && value && is_same_data(o, value)) return true;
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
   if (descr && Py_TYPE(descr)->tp_descr_set && Py_TYPE(descr) == &PyGetSetDescr_Type) {
     graph_break("write-to-c-attribute", std::string("writing a tensor's attribute ") + PyUnicode_AsUTF8(name));
     return false;
   }
   return generic_store_attr(o, name, value);
+}
+
+bool Machine::is_same_data(PyObject* tensor, PyObject* value) const {
+  if (value == tensor) return true;
+  if (!py::is_tensor(value)) return false;
+  static const graph::Op data("aten::data"), detach("aten::detach"), alias("aten::alias");
+  graph::Value v = trace.find(THPVariable_Unpack(value));
+  while (v && (v.node->op == data || v.node->op == detach || v.node->op == alias)) v = v.node->arg(0).value();
+  return v && v == trace.find(THPVariable_Unpack(tensor));
 }
 
 bool Machine::make_leaf(const at::Tensor& t) {
