@@ -337,6 +337,24 @@ def test_distributions_check_their_arguments_in_the_graph(f):
     check(f, X.clone().requires_grad_())
 
 
+def test_the_windows_of_an_inverse_transform():
+    """istft raises if they leave gaps."""
+    spectrum = torch.stft(torch.randn(2, 64), 16, 4, window=torch.hann_window(16), return_complex=True)
+
+    def f(spectrum, window):
+        return torch.istft(spectrum * 2, 16, 4, window=window, length=60) + 1
+
+    assert breaks(f, spectrum, torch.hann_window(16)) == 0
+    compiled = kiln.compile(f)
+    for window in (torch.hann_window(16), torch.zeros(16), torch.hamming_window(16)):
+        assert_same(
+            outcome(compiled, (spectrum, window), {})[0][:2],
+            outcome(f, (spectrum, window), {})[0][:2],
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
+
 def test_distributions_in_a_training_step():
     """A policy's update, as reinforcement learning writes it; a step whose input is broken changes nothing."""
 

@@ -95,8 +95,8 @@ from torch.distributions import Categorical, Normal
 window = torch.ones(8)
 
 def transforms(x):
-    waves = torch.stft(x.flatten(), 8, window=window, return_complex=True)
-    return torch.fft.irfft2(torch.fft.rfft2(x) * 2), torch.fft.fft(x, dim=0).abs(), waves
+    waves = torch.stft(x.flatten(), 8, 2, window=window, return_complex=True)
+    return torch.fft.irfft2(torch.fft.rfft2(x) * 2), torch.fft.fft(x, dim=0).abs(), torch.istft(waves, 8, 2, window=window)
 
 def distances(x):
     return torch.cdist(x, x * 2), torch.pdist(x), F.bilinear(x, x, torch.ones(2, 4, 4))
