@@ -387,3 +387,20 @@ def test_new_data_for_a_parameter():
     expected = f(x), net.weight.detach().clone()
     net.weight.data = start
     assert_same((kiln.compile(f)(x), net.weight.detach()), expected)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_layer_gives_rows_whatever_it_is_given(norm_first):
+    """Its fast path makes a contiguous result of a transposed input, and random numbers are drawn in memory's order."""
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True, norm_first=norm_first).eval()
+
+    def f(x):
+        y = layer(x)
+        return y, y + torch.randn_like(y)
+
+    x = torch.randn(5, 4, 6).transpose(0, 1)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = f(x)
+        torch.manual_seed(0)
+        assert_same(kiln.compile(f)(x), expected, rtol=1e-5, atol=1e-5)

@@ -80,5 +80,6 @@ Metas glu(const OpInfo& info, Args args);
 Metas glu_backward(const OpInfo& info, Args args);
 Metas prelu_backward(const OpInfo& info, Args args);
 Metas cross(const OpInfo& info, Args args);
+Metas encoder_layer(const OpInfo& info, Args args);
 
 }  // namespace kiln::ops::rules

@@ -190,6 +190,12 @@ Metas prelu_backward(const OpInfo&, Args args) {
   return many(out, out);
 }
 
+Metas encoder_layer(const OpInfo&, Args args) {
+  const TensorMeta& t = tensor(args, 0);
+  if (t.numel() == 0) throw Unsupported("an encoder layer of no elements");  // it is cloned
+  return one(contiguous(t, t.sizes));
+}
+
 Metas cross(const OpInfo&, Args args) {
   const TensorMeta &a = tensor(args, 0), &b = tensor(args, 1);
   return one(contiguous(a, broadcast_sizes(a.sizes, b.sizes)));
