@@ -523,3 +523,27 @@ def test_two_poolings_of_one_cheap_value(of):
         return torch.min(-pool(-x, (3, 1), 1, (1, 0)), -pool(-x, (1, 3), 1, (0, 1)))
 
     check(erosion, torch.randn(2, 3, 8, 8), fullgraph=True)
+
+
+@pytest.mark.parametrize("length", [16, 20, 48])
+def test_largest_magnitude_of_padded_groups(length):
+    # The zeros of the padding are seen in the code of the reduction: |x| > 0 must not become x > 0.
+    def f(x):
+        groups = torch.cat((x, x.new_zeros(-length % 32))).view(-1, 32)
+        return groups.abs().amax(1), groups.abs().max(), (-groups.abs()).amin(1)
+
+    for seed in range(4):
+        check(f, torch.randn(length, generator=torch.Generator().manual_seed(seed)), grad=False)
+
+
+def test_magnitudes_above_zero_or_nan():
+    def f(x):
+        a = x.abs()
+        return (
+            torch.where(a.isnan(), a, torch.where(a > 0, a, 0.0)),
+            torch.where(a != a, a, torch.where(a < 1e-30, 0.0, a)),
+            torch.where(a.isnan() | (a > 0), 1.0, 2.0),
+            torch.where(a.isnan(), a, torch.where(0 < a, a, -0.0)),
+        )
+
+    check(f, torch.tensor([1.0, -1, 0, -0.0, float("nan"), -2, 3, -float("inf")] * 8), grad=False)

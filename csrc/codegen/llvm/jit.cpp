@@ -7,6 +7,7 @@
 #include "codegen/common/kernel.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
 #include "llvm/IR/LegacyPassManager.h"
+#include "llvm/IR/PatternMatch.h"
 #include "llvm/IR/Verifier.h"
 #include "llvm/MC/TargetRegistry.h"
 #include "llvm/Passes/PassBuilder.h"
@@ -39,6 +40,30 @@ llvm::orc::LLJIT& engine() {
   }();
   return *jit;
 }
+
+/// Makes x != 0 of |x| > 0. InstCombine of LLVM 19 does so too, but not for a comparison that selects the larger of |x|
+/// and zero, and where such a one meets a test for NaN of x (`isnan(x) || |x| > 0`) it makes x > 0 of it.
+struct CompareMagnitudes : llvm::PassInfoMixin<CompareMagnitudes> {
+  static llvm::PreservedAnalyses run(llvm::Function& function, llvm::FunctionAnalysisManager&) {
+    namespace match = llvm::PatternMatch;
+    using llvm::FCmpInst;
+    for (llvm::BasicBlock& block : function)
+      for (llvm::Instruction& i : block) {
+        auto* compare = llvm::dyn_cast<FCmpInst>(&i);
+        if (!compare) continue;
+        if (match::match(compare->getOperand(0), match::m_AnyZeroFP())) compare->swapOperands();
+        llvm::Value* x = nullptr;
+        const auto predicate = compare->getPredicate();
+        if ((predicate != FCmpInst::FCMP_OGT && predicate != FCmpInst::FCMP_UGT) ||
+            !match::match(compare->getOperand(0), match::m_FAbs(match::m_Value(x))) ||
+            !match::match(compare->getOperand(1), match::m_AnyZeroFP()))
+          continue;
+        compare->setPredicate(predicate == FCmpInst::FCMP_OGT ? FCmpInst::FCMP_ONE : FCmpInst::FCMP_UNE);
+        compare->setOperand(0, x);
+      }
+    return llvm::PreservedAnalyses::none();
+  }
+};
 
 }  // namespace
 
@@ -100,9 +125,12 @@ std::unique_ptr<llvm::MemoryBuffer> compile_module(llvm::Module& module, llvm::T
     builder.crossRegisterProxies(loops, functions, cgscc, modules);
     llvm::ModulePassManager passes;
     // The emitter vectorizes and unrolls itself; what is left is promotion of its stack slots, clean-up and hoisting.
-    if (auto e = builder.parsePassPipeline(
-            passes, "function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop-mssa(licm),simplifycfg)"))
-      fail(std::move(e), "pass pipeline");
+    const auto add = [&](const char* pipeline) {
+      if (auto e = builder.parsePassPipeline(passes, pipeline)) fail(std::move(e), "pass pipeline");
+    };
+    add("function(sroa,early-cse<memssa>)");
+    passes.addPass(llvm::createModuleToFunctionPassAdaptor(CompareMagnitudes()));
+    add("function(instcombine<no-verify-fixpoint>,loop-mssa(licm),simplifycfg)");
     passes.run(module, modules);
   }
   llvm::SmallVector<char, 0> bytes;
