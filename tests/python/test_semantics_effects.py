@@ -5,8 +5,10 @@ import asyncio
 import ctypes
 import enum
 import functools
+import itertools
 import operator
 import struct
+import time
 
 import numpy
 import pytest
@@ -23,6 +25,62 @@ COUNTER = {"calls": 0}
 
 
 # --- side effects -----------------------------------------------------------------------------------------------------
+
+
+def test_containers_of_tensors_and_objects_keep_what_they_had():
+    class Key:
+        def __init__(self, n):
+            self.n = n
+
+        def __hash__(self):
+            return hash(self.n)
+
+        def __eq__(self, other):
+            return self.n == other.n
+
+    def write(table, members, key, x):
+        table[key] = x.sum()
+        members.add(key)
+        return x + 1
+
+    def move(table, members, key, x):
+        first = next(iter(table))
+        table[first] = table.pop(key)
+        members.discard(key)
+        return x + 1
+
+    def loop(table, members, key, x):
+        for k in list(table):
+            state = table.setdefault(k, {})
+            kiln.graph_break()
+            members.add(k)
+            table[k] = x * len(members)
+        table[key] = state
+        return x
+
+    for make in (torch.tensor, Key):
+        keys = [make(i) for i in range(8)]
+        for n, f in itertools.product(range(1, 7), (write, move, loop)):
+            left = []
+            kiln.reset()
+            for function in (f, kiln.compile(f)):
+                table, members = {k: i for i, k in enumerate(keys[:n])}, set(keys[:n])
+                function(table, members, keys[n - 1 if f is move else 7], X)
+                left.append([(keys.index(k), v) for k, v in table.items()] if make is Key else list(table.values()))
+                left[-1].append([any(k is m for m in members) for k in keys])
+            assert_same(*left)
+
+
+def test_what_pops_from_a_long_list_takes_no_square():
+    def f(x):
+        numbers = list(range(30000))
+        while numbers:
+            last = numbers.pop()
+        return x + last
+
+    started = time.perf_counter()
+    check(f, X)
+    assert time.perf_counter() - started < 2  # 4 s in the square of the length
 
 
 def test_writes_to_arguments_and_globals():

@@ -757,3 +757,49 @@ def test_annotations_for_torchscript():
 
     assert breaks(f, torch.ones(2)) == 0
     check(f, torch.ones(2))
+
+
+class TaggedPair(tuple):
+    def __new__(cls, a, b):
+        self = super().__new__(cls, (a, b))
+        self.extra = a
+        return self
+
+
+class BarePair(tuple):
+    __slots__ = ()
+
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+class TaggedList(list):
+    def __init__(self, a, b):
+        super().__init__([a])
+        self.extra = b
+
+
+class TaggedDict(dict):
+    def __init__(self, a, b):
+        super().__init__(a=a)
+        self.extra = b
+
+
+class SwappedPair(collections.namedtuple("SwappedPair", "a b")):
+    def __new__(cls, a, b):
+        return super().__new__(cls, b, a)
+
+
+@pytest.mark.parametrize("cls", [TaggedPair, BarePair, TaggedList, TaggedDict, SwappedPair])
+@pytest.mark.parametrize("broken", [False, True])
+def test_classes_of_containers_with_constructors_of_their_own(cls, broken):
+    def f(x):
+        made = cls(x + 1, 2)
+        if broken:
+            kiln.graph_break()
+        return made, x * 2
+
+    expected, actual = f(X), kiln.compile(f)(X)
+    assert type(actual[0]) is cls
+    assert_same(*((list(made.values()) if cls is TaggedDict else list(made), y) for made, y in (expected, actual)))
+    assert_same(*(getattr(made, "extra", None) for made, _ in (expected, actual)))

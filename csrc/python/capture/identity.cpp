@@ -112,6 +112,8 @@ void Machine::pin_lookup(PyObject* container, PyObject* key) {
 
 void Machine::pin_compared(PyObject* c_callable, PyObject* const* args, size_t n) {
   if (n == 0 || !compares(name_of(c_callable))) return;
+  // pop() of a sequence asks for a place; looking at all that is left each time would take the square of its size.
+  if (n == 1 && (PyList_Check(args[0]) || classify(args[0]) == Class::Deque)) return;
   const size_t first = n > 1 ? 1 : 0;  // with a receiver, what matters is what it is asked for
   bool constant = true;
   for (size_t i = first; i < n; ++i) constant = constant && is_constant(args[i]);

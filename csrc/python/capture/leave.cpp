@@ -147,7 +147,7 @@ RecipePtr Leaver::instance(PyObject* o) {
     in_python = in_python && b->tp_dealloc == python_dealloc;
   if (!in_python && !PyTuple_Check(o) && !PyExceptionInstance_Check(o))
     throw NotRebuildable{std::string("an object of class ") + t->tp_name};
-  if (PyTuple_Check(o) && t->tp_new != PyTuple_Type.tp_new && !PyObject_HasAttrString(type, "_fields")) {
+  if (PyTuple_Check(o) && !in_python && t->tp_new != PyTuple_Type.tp_new && !PyObject_HasAttrString(type, "_fields")) {
     // Structure sequences (torch.return_types) are made from a sequence.
     RecipePtr r = make(Recipe::Kind::Call);
     RecipePtr items = make(Recipe::Kind::Tuple);
@@ -438,18 +438,20 @@ void Leaver::diff_dict(const Known& k) {
   }
   if (same) return;
   m.activate(const_cast<Known&>(k));
+  // By identity: __hash__ and == of a stand-in are those of the object that it stands for only while the machine runs.
+  std::unordered_map<PyObject*, PyObject*> old;
+  for (Py_ssize_t i = 0; i < n_before; ++i)
+    old.emplace(PyList_GET_ITEM(before, 2 * i), PyList_GET_ITEM(before, 2 * i + 1));
+  std::unordered_set<PyObject*> left;
   // Writes of single items keep the order if what is left of the old keys comes first, in the old order.
-  py::Ref old = py::Ref::steal(PyDict_New());
-  for (Py_ssize_t i = 0; i < n_before; ++i)
-    PyDict_SetItem(old.get(), PyList_GET_ITEM(before, 2 * i), PyList_GET_ITEM(before, 2 * i + 1));
-  std::vector<PyObject*> order;
-  for (Py_ssize_t i = 0; i < n_before; ++i)
-    if (PyDict_Contains(now, PyList_GET_ITEM(before, 2 * i)) == 1) order.push_back(PyList_GET_ITEM(before, 2 * i));
   bool ordered = true;
-  for (size_t i = 0; ordered && i < order.size(); ++i)
-    ordered = PyObject_RichCompareBool(
-                  order[i], PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), static_cast<Py_ssize_t>(i)), 0), Py_EQ) == 1;
-  PyErr_Clear();
+  for (Py_ssize_t i = 0, next = 0; i < n; ++i) {
+    PyObject* key = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
+    if (!old.contains(key)) continue;
+    while (next < n_before && PyList_GET_ITEM(before, 2 * next) != key) ++next;
+    ordered = ordered && next < n_before && static_cast<size_t>(i) == left.size();
+    left.insert(key);
+  }
   auto effect = [&](SideEffect::Kind kind) -> SideEffect& {
     SideEffect e;
     e.kind = kind;
@@ -471,12 +473,12 @@ void Leaver::diff_dict(const Known& k) {
   }
   for (Py_ssize_t i = 0; i < n_before; ++i) {
     PyObject* key = PyList_GET_ITEM(before, 2 * i);
-    if (PyDict_Contains(now, key) != 1) set_key(effect(SideEffect::Kind::DelItem), key);
+    if (!left.contains(key)) set_key(effect(SideEffect::Kind::DelItem), key);
   }
   for (Py_ssize_t i = 0; i < n; ++i) {
     PyObject* key = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
     PyObject* value = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 1);
-    if (PyDict_GetItem(old.get(), key) == value) continue;
+    if (const auto it = old.find(key); it != old.end() && it->second == value) continue;
     RecipePtr r = recipe(value);
     SideEffect& e = effect(SideEffect::Kind::SetItem);
     e.value = r;
@@ -535,15 +537,18 @@ void Leaver::diff(Known& k) {
   } else if (PyDict_Check(now)) {
     diff_dict(k);
   } else if (PySet_Check(now)) {
-    bool same = PySet_GET_SIZE(now) == PyList_GET_SIZE(before);
-    for (Py_ssize_t j = 0; same && j < PyList_GET_SIZE(before); ++j)
-      same = PySet_Contains(now, PyList_GET_ITEM(before, j)) == 1;
-    if (same) return;
-    RecipePtr value = make(Recipe::Kind::Set);
+    std::unordered_set<PyObject*> old;  // by identity, as the keys of a dict
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(before); ++j) old.insert(PyList_GET_ITEM(before, j));
+    std::vector<PyObject*> keys;
     Py_ssize_t pos = 0;
     PyObject* key;
     Py_hash_t hash;
-    while (_PySet_NextEntry(now, &pos, &key, &hash)) value->parts.push_back(recipe(key));
+    while (_PySet_NextEntry(now, &pos, &key, &hash)) keys.push_back(key);
+    if (keys.size() == old.size() &&
+        std::all_of(keys.begin(), keys.end(), [&](PyObject* o) { return old.contains(o); }))
+      return;
+    RecipePtr value = make(Recipe::Kind::Set);
+    for (PyObject* o : keys) value->parts.push_back(recipe(o));
     m.activate(k);
     add(SideEffect::Kind::ReplaceSet, source(k.source), nullptr, value);
   }
