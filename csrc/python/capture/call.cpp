@@ -378,7 +378,8 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
   const bool converts = count_of(nargsf, kwnames) == 1 && !kwnames && py::is_tensor(args[0]);
   if (converts && (t == &PyFloat_Type ? THPVariable_Unpack(args[0]).is_floating_point()
                                       : t == &PyLong_Type && !THPVariable_Unpack(args[0]).is_floating_point()))
-    if (PyObject* number = item_number(args[0]); number || PyErr_Occurred()) return number;
+    if (py::Ref number = py::Ref::steal(item_number(args[0])); number || PyErr_Occurred())
+      return number && PyBool_Check(number.get()) ? PyNumber_Long(number.get()) : number.release();
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
     // Containers keep what they are given; type() and super() ask for no value.
@@ -521,7 +522,11 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
     case Policy::Item:
       if (count == 1 && !kwnames)
-        if (PyObject* number = item_number(arg(0)); number || PyErr_Occurred()) return number;
+        if (py::Ref number = py::Ref::steal(item_number(arg(0))); number || PyErr_Occurred()) {
+          if (!number || !is_named(callable, "__float__")) return number.release();
+          PyObject* const given[] = {number.get()};
+          return call(reinterpret_cast<PyObject*>(&PyFloat_Type), given, 1, nullptr);
+        }
       if (is_named(callable, "tolist")) {
         if (PyObject* list = count == 1 ? decided_list(arg(0)) : nullptr; list || PyErr_Occurred()) return list;
         return graph_break("call-that-breaks", "a call of " + describe(callable));
