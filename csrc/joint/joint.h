@@ -38,6 +38,8 @@ struct Output {
   bool detached = false;
   /// Writes to it are not counted as writes to what it is a view of: it is a .data.
   bool uncounted = false;
+  /// A view that autograd refuses from now on: made without gradients, and its base was written since.
+  bool refused = false;
   /// How a view was made: autograd refuses writes to one of several results of an operator (unbind, split), and with
   /// gradients to what was made without.
   torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;

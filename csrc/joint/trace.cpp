@@ -82,7 +82,7 @@ class Tracer {
   bool fills_its_base(const at::Tensor& t);
   void classify(const std::vector<at::Tensor>& outputs);
   /// Whether autograd goes on from the output `t`. Throws Unsupported where that is not what a view of its base has.
-  bool has_history(const at::Tensor& t, const Output& out);
+  bool has_history(const at::Tensor& t, Output& out);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate();
   void relate_tangents(const Reach& reach);
@@ -232,12 +232,14 @@ std::vector<torch::autograd::Node*> nodes_behind(const edge_list& roots) {
   return nodes;
 }
 
-bool Tracer::has_history(const at::Tensor& t, const Output& out) {
+bool Tracer::has_history(const at::Tensor& t, Output& out) {
   bool has = false;
   try {
     has = t.grad_fn() != nullptr;  // a view of what was written gets it now
   } catch (const c10::Error& e) {
-    throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
+    if (out.kind != Output::Kind::InputView && out.kind != Output::Kind::View)
+      throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
+    out.refused = true;
   }
   const bool input = out.kind == Output::Kind::InputView;
   if (!has || !(input || out.kind == Output::Kind::View)) return has;

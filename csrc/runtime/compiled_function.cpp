@@ -35,8 +35,10 @@ at::Tensor view_of(const at::Tensor& base, const Output& out) {
   at::Tensor view = from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
   if (out.conjugate) view = at::_conj(view);
   if (out.negate) view = at::_neg_view(view);
-  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view())
+  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view()) {
     meta->set_creation_meta(out.creation);
+    if (out.refused) meta->set_attr_version(meta->get_attr_version() - 1);  // as if made before the write
+  }
   if (out.uncounted)
     view = view.variable_data();
   else if (out.detached)

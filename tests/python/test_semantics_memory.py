@@ -285,6 +285,29 @@ def test_views_and_writes_behind_a_region_without_gradients():
         assert_same(*outcomes)
 
 
+def test_views_made_without_gradients_over_a_break_after_a_write():
+    def f(w, x, ask):
+        with torch.no_grad():
+            view = w.view(1, -1)
+            row = view[0]
+            row.add_(1, alpha=0.5)
+            kiln.graph_break()
+            view.mul_(2)
+            w.copy_(view.reshape_as(w) + 1)
+        loss = (w * x).sum()
+        loss.backward()
+        if ask:
+            return loss, view * x.view(1, -1)
+        return loss, view.detach(), row.detach()
+
+    check(f, X.clone().requires_grad_(), X.clone(), False)
+    for function in (f, kiln.compile(f)):
+        w = X.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match="A view was created in no_grad mode and its base"):
+            function(w, X.clone(), True)
+        assert_same(w.grad, X)
+
+
 def test_views_made_without_gradients_refuse_writes_with_them():
     def f(x, w):
         x = x * 1

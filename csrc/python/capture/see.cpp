@@ -422,6 +422,7 @@ PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
   {
     aten::RecordingPaused paused;
     try {
+      (void)real.grad_fn();  // throws for a view whose base was written where autograd forbids it, and so does its use
       fake = aten::make_fake(real);
     } catch (const c10::Error& e) {
       why = e.what_without_backtrace();

@@ -160,6 +160,11 @@ bool Machine::make_leaf(const at::Tensor& t) {
 
 int Machine::leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>& leaving) const {
   if (leaves_made.empty() || !result.requires_grad()) return -1;
+  try {
+    (void)result.grad_fn();
+  } catch (const c10::Error&) {
+    return -1;  // a view made without gradients of what was written since: autograd refuses it
+  }
   const auto leaves = [&](const at::Tensor& t) {
     return t.defined() && std::any_of(leaving.begin(), leaving.end(), [&](const at::Tensor& seen) {
              return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
