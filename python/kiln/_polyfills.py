@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 import warnings
@@ -330,6 +331,60 @@ def record_function___exit__(self, exc_type, exc_value, traceback):
     if self.record is not None:  # entered in eager
         return NotImplemented
     self.run_callbacks_on_exit = True
+
+
+def Variable(data=None, requires_grad=False, volatile=None):
+    """torch.autograd.Variable, which is a view without history."""
+    if volatile is not None or not isinstance(data, torch.Tensor):
+        return torch._C._LegacyVariableBase(data, requires_grad, volatile)
+    made = data.detach()
+    return made.requires_grad_() if requires_grad else made
+
+
+def copied_tensor(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False, rather_than="torch.tensor"):
+    """torch.tensor of a tensor, or of a list of tensors of one element and numbers."""
+    if isinstance(data, torch.Tensor):
+        warnings.warn(
+            "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+            f"sourceTensor.detach().clone().requires_grad_(True), rather than {rather_than}(sourceTensor).",
+            UserWarning,
+            stacklevel=2 if rather_than == "torch.tensor" else 3,
+        )
+        made = data.detach().to(device=device, dtype=dtype, copy=True)
+    else:
+        dtypes = item_dtypes(data)
+        if pin_memory or not dtypes or None in dtypes:
+            _C.graph_break()  # what else there is in lists, and what raises
+        made = stacked(data, dtype or functools.reduce(torch.promote_types, dtypes), device)
+    return made.requires_grad_() if requires_grad else made
+
+
+def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+    """Tensor.new_tensor of what copied_tensor takes."""
+    return copied_tensor(
+        data,
+        dtype=self.dtype if dtype is None else dtype,
+        device=self.device if device is None else device,
+        requires_grad=requires_grad,
+        pin_memory=pin_memory,
+        rather_than="tensor.new_tensor",
+    )
+
+
+def item_dtypes(data):
+    """The dtypes that torch.tensor infers from the elements of a list of lists; None for what is no number."""
+    if type(data) in (list, tuple):
+        return [dtype for item in data for dtype in item_dtypes(item)]
+    if isinstance(data, torch.Tensor):
+        return [data.dtype if data.dim() == 0 else None]
+    return [{bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}.get(type(data))]
+
+
+def stacked(data, dtype, device):
+    """The tensor, without history, of a list of lists of numbers and of tensors of one element."""
+    if type(data) in (list, tuple):
+        return torch.stack([stacked(item, dtype, device) for item in data])
+    return torch.as_tensor(data, device=device).detach().to(dtype)
 
 
 def one_hot(tensor, num_classes=-1):

@@ -1,5 +1,7 @@
 """Tensors that the program makes of numbers, and what depends on them alone: known during the capture."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,14 +42,97 @@ def test_classes_of_tensors():
         check(f, torch.ones(2, 3), fullgraph=True)
     finally:
         torch.set_default_dtype(torch.float32)
-    check(lambda x: torch.Tensor(x) * 2, torch.ones(2, 3))
-    check(lambda x: torch.Tensor([x.sum(), 2.0]), torch.ones(2, 3))
+    check(lambda x: (torch.Tensor(x) * 2, torch.FloatTensor(x)), torch.ones(2, 3), fullgraph=True)
+    check(lambda x: torch.Tensor([x.sum(), 2.0]), torch.ones(2, 3), fullgraph=True)
     for bad in (lambda: torch.Tensor(3.0), lambda: torch.Tensor(["a"]), lambda: torch.IntTensor([[1], [2, 3]])):
         with pytest.raises((TypeError, ValueError)) as expected:
             bad()
         with pytest.raises(expected.type) as actual:
             kiln.compile(bad)()
         assert str(actual.value) == str(expected.value)
+
+
+def test_new():
+    def f(x):
+        same = x.new(x)
+        same += 1
+        return (
+            x.new(2, 3).zero_() + x,
+            x.new(x.size()).fill_(2),
+            x.new().shape,
+            x.new([1, x.sum(), 2]),
+            torch.Tensor.new(x.long(), (4, 5)),
+            same,
+        )
+
+    check(f, torch.ones(2, 3), fullgraph=True)
+    check(lambda x: x.new(2, device="cpu").zero_() + x.sum(), torch.ones(2, 3))
+
+
+def test_variables():
+    def f(x):
+        v = torch.autograd.Variable(x)
+        w = torch.autograd.Variable(torch.zeros(3), requires_grad=True)
+        ((x * v).sum() + (w * x).sum()).backward()
+        return w.grad.clone(), isinstance(v, torch.autograd.Variable), v.requires_grad
+
+    check(f, torch.ones(2, 3, requires_grad=True), fullgraph=True)
+    check(lambda x: torch.autograd.Variable(x, volatile=True) + 1, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.tensor([x.sum(), x.mean(), 1.0]),
+        lambda x: torch.tensor([(x > 0).sum(), 2]),
+        lambda x: torch.tensor(((x > 0).sum(), 2.5)),
+        lambda x: torch.tensor([x.sum() > 0, True]),
+        lambda x: torch.tensor([[x.sum(), x.mean()], [1, 2]], dtype=torch.float64),
+        lambda x: x.new_tensor([x.sum().double(), 3]),
+        lambda x: torch.Tensor.new_tensor(x, [x.sum().double(), 3]),
+    ],
+)
+def test_tensors_of_lists_of_tensors(f):
+    check(f, torch.arange(6.0, requires_grad=True).view(2, 3), fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.tensor(x.t()),
+        lambda x: torch.tensor(x, dtype=torch.float64, requires_grad=True) * 2,
+        lambda x: x.new_tensor(x.double()),
+    ],
+)
+def test_copies_of_tensors_warn_as_in_eager(f):
+    seen = []
+    for function in (f, kiln.compile(f, fullgraph=True)):
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as record:
+                warnings.simplefilter("always")
+                function(torch.ones(2, 3))
+            seen.append([(str(w.message), w.category, w.filename, w.lineno) for w in record])
+    assert len(seen[0]) == 1 and seen == seen[:1] * 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(f, torch.arange(6.0, requires_grad=True).view(2, 3))
+
+
+def test_isinstance_of_classes_of_dtypes():
+    def f(x):
+        return x + 1, [
+            isinstance(x, torch.FloatTensor),
+            isinstance(x, torch.LongTensor),
+            isinstance(x.long(), torch.LongTensor),
+            isinstance(x, (torch.LongTensor, torch.FloatTensor)),
+            isinstance(x, (torch.LongTensor, torch.DoubleTensor)),
+            isinstance(x, (torch.LongTensor, torch.Tensor)),
+            isinstance(x, torch.cuda.FloatTensor),
+            isinstance(x, torch.sparse.FloatTensor),
+            isinstance(1, torch.FloatTensor),
+        ]
+
+    check(f, torch.ones(2, 3), fullgraph=True)
 
 
 def sizes_of_constants(x):
@@ -71,6 +156,31 @@ def written_constants(x):
 @pytest.mark.parametrize("f", [sizes_of_constants, written_constants])
 def test_what_depends_on_constants_alone_is_known(f):
     check(f, torch.ones(3, 2), fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: torch.tensor([0, 1]),
+        torch.unique,
+        lambda t: t,
+    ],
+    ids=["constants", "unique", "small integers"],
+)
+def test_branches_and_numbers_of_what_is_known(make):
+    def f(t):
+        u = make(t)
+        taken = []
+        for v in ((u < 0).any(), (u >= 0).all(), u.sum() - 1, u.max().double(), (u * 0).sum()):
+            if v:
+                taken.append("if")
+            if not v:
+                taken.append("if not")
+            taken += [v and 2, bool(v), int(v), float(v), v.item(), v.__float__(), [3, 4][int(v.bool())], f"{v.item()}"]
+        assert not (u > 1).any() and (u <= 1).all()
+        return t + 1, [(type(v).__name__, v) for v in taken if not isinstance(v, torch.Tensor)]
+
+    check(f, torch.tensor([0, 1, 0]))
 
 
 def test_what_depends_on_more_than_constants_is_not_known():

@@ -497,6 +497,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       if (PyObject* reduced = reduce_existing(callable, all.data(), count)) return reduced;
       if (PyErr_Occurred() || reads_attributes(callable, all.data(), count)) return nullptr;
       pin_compared(callable, all.data(), count);
+      static PyObject* is_instance = PyDict_GetItemString(PyEval_GetBuiltins(), "isinstance");
+      if (callable == is_instance && count == 2 && py::is_tensor(all[0]) &&
+          is_of_tensor_class(THPVariable_Unpack(all[0]), all[1]) == true)
+        Py_RETURN_TRUE;
       static PyObject *is = operator_object("is_"), *is_not = operator_object("is_not");
       if (count == 2 && (callable == is || callable == is_not)) distinguish(all[0], all[1]);
       // A C method on an existing object of a container's subclass would read or write the object itself.

@@ -168,7 +168,8 @@ bool Machine::refuses_callback(PyObject* o) {
 }
 
 PyObject* Machine::polyfilled_class(PyTypeObject* type) {
-  const char* name = polyfill_name(type);
+  static PyObject* variable = PyObject_GetAttrString(PyImport_AddModule("torch.autograd.variable"), "Variable");
+  const char* name = reinterpret_cast<PyObject*>(type) == variable ? "Variable" : polyfill_name(type);
   return name ? PyObject_GetAttrString(polyfills(), name) : nullptr;
 }
 

@@ -217,7 +217,12 @@ class Machine {
   PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_partial(PyObject* partial, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_weakref(PyObject* ref);
+  /// What constructors of a dtype's class take: sizes, data, a tensor, or nothing. `dtype`: nullptr for torch.Tensor's.
+  PyObject* legacy_tensor(const std::string& what, PyObject* dtype, PyObject* const* args, size_t n);
   PyObject* call_tensor_class(PyObject* type, PyObject* const* args, size_t n);
+  /// isinstance() of torch.FloatTensor and its like, which ask for dispatch keys that stand-ins do not have; nullopt if
+  /// there is none among `classes`.
+  static std::optional<bool> is_of_tensor_class(const at::Tensor& t, PyObject* classes);
   PyObject* call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   PyObject* call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf,
                              PyObject* kwnames);  // tensors.cpp

@@ -1,4 +1,5 @@
 // What tensors do outside the dispatcher: gradients, constants made from Python numbers, attributes that are written.
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -8,6 +9,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
 #include "python/guards/checks.h"
@@ -196,29 +198,51 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
   return graph_break("autograd", "requires_grad_() that changes something");
 }
 
-PyObject* Machine::call_tensor_class(PyObject* type, PyObject* const* args, size_t n) {
-  // torch.Tensor([1, 2]), torch.IntTensor([1, 2]): torch.tensor with the class's dtype. With sizes: torch.empty.
-  const auto refuse = [&] {
-    return graph_break("tensor-constructor",
-                       std::string("a call of the class ") + reinterpret_cast<PyTypeObject*>(type)->tp_name);
-  };
+PyObject* Machine::legacy_tensor(const std::string& what, PyObject* dtype, PyObject* const* args, size_t n) {
   static PyObject* torch = PyImport_AddModule("torch");
+  if (n == 1 && py::is_tensor(args[0])) {  // another view of it
+    const py::Ref same = py::Ref::steal(dtype ? PyObject_GetAttrString(args[0], "dtype") : nullptr);
+    PyErr_Clear();
+    static PyObject* view_as = PyObject_GetAttrString(names().tensor_type, "view_as");
+    PyObject* const both[] = {args[0], args[0]};
+    if (!dtype || same.get() == dtype) return call(view_as, both, 2, nullptr);
+  }
   const bool is_size = n == 1 && Py_TYPE(args[0]) == &THPSizeType;
   const bool data = n == 1 && !is_size && (PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]));
-  bool sizes = !data;
-  for (size_t i = 0; sizes && i < n; ++i) sizes = is_size || PyLong_CheckExact(args[i]);
-  const char* name = reinterpret_cast<PyTypeObject*>(type)->tp_name;
-  if ((!data && !sizes) || strncmp(name, "torch.cuda", 10) == 0 || strstr(name, "sparse")) return refuse();
-  const py::Ref dtype = type == names().tensor_type
-                            ? py::Ref::steal(PyObject_CallMethod(torch, "get_default_dtype", nullptr))
-                            : py::Ref::steal(PyObject_GetAttrString(type, "dtype"));
+  for (size_t i = 0; !data && i < n; ++i)
+    if (!is_size && !PyLong_CheckExact(args[i])) return graph_break("tensor-constructor", "a call of " + what);
+  const py::Ref default_dtype =
+      dtype ? py::Ref() : py::Ref::steal(PyObject_CallMethod(torch, "get_default_dtype", nullptr));
   const py::Ref function = py::Ref::steal(PyObject_GetAttrString(torch, data ? "tensor" : "empty"));
-  const py::Ref options = dtype ? py::Ref::steal(Py_BuildValue("{sO}", "dtype", dtype.get())) : py::Ref();
+  const py::Ref options = py::Ref::steal(Py_BuildValue("{sO}", "dtype", dtype ? dtype : default_dtype.get()));
   py::Ref given = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(n ? n : 1)));
   if (!function || !options || !given) return nullptr;
   for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
   if (n == 0) PyTuple_SET_ITEM(given.get(), 0, PyLong_FromLong(0));
   return call_ex(function.get(), given.get(), options.get());
+}
+
+PyObject* Machine::call_tensor_class(PyObject* type, PyObject* const* args, size_t n) {
+  const char* name = reinterpret_cast<PyTypeObject*>(type)->tp_name;
+  const std::string what = std::string("the class ") + name;
+  if (strncmp(name, "torch.cuda", 10) == 0 || strstr(name, "sparse"))
+    return graph_break("tensor-constructor", "a call of " + what);
+  const py::Ref dtype = type == names().tensor_type ? py::Ref() : py::Ref::steal(PyObject_GetAttrString(type, "dtype"));
+  return PyErr_Occurred() ? nullptr : legacy_tensor(what, dtype.get(), args, n);
+}
+
+std::optional<bool> Machine::is_of_tensor_class(const at::Tensor& t, PyObject* classes) {
+  if (PyTuple_Check(classes)) {
+    std::optional<bool> known;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); ++i)
+      if (const auto one = is_of_tensor_class(t, PyTuple_GET_ITEM(classes, i))) known = *one || known.value_or(false);
+    return known;
+  }
+  if (strcmp(Py_TYPE(classes)->tp_name, "torch.tensortype") != 0) return std::nullopt;
+  const py::Ref dtype = py::Ref::steal(PyObject_GetAttrString(classes, "dtype"));
+  const char* name = reinterpret_cast<PyTypeObject*>(classes)->tp_name;
+  return dtype && reinterpret_cast<THPDtype*>(dtype.get())->scalar_type == t.scalar_type() && t.device().is_cpu() &&
+         t.layout() == at::kStrided && !strstr(name, "cuda") && !strstr(name, "sparse");
 }
 
 PyObject* Machine::call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
@@ -243,16 +267,29 @@ PyObject* Machine::call_new_tensor(PyObject* callable, PyObject* const* args, si
 PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const size_t n = PyVectorcall_NARGS(nargsf);
   const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
-  bool method = Py_TYPE(callable) == &PyMethodDescr_Type;
+  const char* name = name_of(callable);
+  const bool unbound = Py_TYPE(callable) == &PyMethodDescr_Type;
+  if (strcmp(name, "new") == 0) {
+    PyObject* x = unbound ? args[0] : PyCFunction_GET_SELF(callable);
+    const py::Ref dtype = py::Ref::steal(PyObject_GetAttrString(x, "dtype"));
+    if (!dtype) return nullptr;
+    if (kwnames) return graph_break("tensor-constructor", "new() with keywords");
+    return legacy_tensor("Tensor.new", dtype.get(), args + unbound, n - unbound);
+  }
   bool fake = false;
-  for (size_t i = method ? 1 : 0; i < all; ++i) fake = fake || has_fake(args[i]);
-  const char* name =
-      PyCFunction_Check(callable) ? reinterpret_cast<PyCFunctionObject*>(callable)->m_ml->ml_name : "new_tensor";
+  for (size_t i = unbound ? 1 : 0; i < all; ++i) fake = fake || has_fake(args[i]);
   auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
   if (fake) {
-    // as_tensor of a tensor is that tensor, or a conversion; tensor() copies data out of a list of numbers.
-    if (all > 0 && py::is_tensor(args[0]) && strcmp(name, "tensor") != 0)
-      return torch_call(callable, args, n, kwnames, native);
+    // as_tensor of a tensor is that tensor, or a conversion; tensor() and new_tensor() copy.
+    if (strcmp(name, "tensor") == 0 || strcmp(name, "new_tensor") == 0) {
+      static PyObject* copy = PyObject_GetAttrString(polyfills(), "copied_tensor");
+      static PyObject* copy_as = PyObject_GetAttrString(polyfills(), "new_tensor");
+      if (strcmp(name, "tensor") == 0) return call(copy, args, nargsf, kwnames);
+      if (unbound) return call(copy_as, args, nargsf, kwnames);
+      const py::Ref of = py::Ref::steal(PyMethod_New(copy_as, PyCFunction_GET_SELF(callable)));
+      return of ? call(of.get(), args, nargsf, kwnames) : nullptr;
+    }
+    if (all > 0 && py::is_tensor(args[0])) return torch_call(callable, args, n, kwnames, native);
     return graph_break("tensor-constructor", std::string("torch.") + name + " of tensors");
   }
   if (strcmp(name, "new_tensor") == 0) return call_new_tensor(callable, args, n, kwnames);
