@@ -9,6 +9,7 @@ import itertools
 import operator
 import struct
 import time
+import weakref
 
 import numpy
 import pytest
@@ -69,6 +70,34 @@ def test_containers_of_tensors_and_objects_keep_what_they_had():
                 left.append([(keys.index(k), v) for k, v in table.items()] if make is Key else list(table.values()))
                 left[-1].append([any(k is m for m in members) for k in keys])
             assert_same(*left)
+
+
+def test_weak_references_that_the_program_makes():
+    class Node:
+        pass
+
+    module = torch.nn.Linear(4, 4)
+
+    def f(x, cache, members, left):
+        node = Node()
+        node.parent = weakref.ref(module)
+        node.me = weakref.ref(node)
+        if module not in cache:
+            cache[module] = (weakref.ref(module), 3)
+        members.add(module)
+        left.append(node)
+        kiln.graph_break()
+        return x + cache[module][1], node.me() is node, node.parent() is module
+
+    outcomes = []
+    for function in (f, kiln.compile(f)):
+        cache, members, left = weakref.WeakKeyDictionary(), weakref.WeakSet(), []
+        results = [function(X, cache, members, left) for _ in range(2)]
+        reference = weakref.ref(left[0])
+        assert left[0].me is reference
+        left.clear()
+        outcomes.append([results, cache[module][0]() is module, module in members, reference() is None])
+    assert_same(*outcomes)
 
 
 def test_what_pops_from_a_long_list_takes_no_square():

@@ -311,6 +311,13 @@ RecipePtr Leaver::recipe(PyObject* o) {
       !(PyCFunction_Check(o) && PyCFunction_GET_SELF(o) && !PyModule_Check(PyCFunction_GET_SELF(o))) &&
       Py_TYPE(o) != &_PyMethodWrapper_Type)
     return constant(o);
+  if (PyWeakref_CheckRefExact(o) && PyWeakref_GetObject(o) != Py_None) {
+    RecipePtr r = begin(o, Recipe::Kind::Call);
+    r->object = py::Ref::borrow(reinterpret_cast<PyObject*>(&_PyWeakref_RefType));
+    r->parts = {recipe(PyWeakref_GetObject(o))};
+    if (PyObject* called = reinterpret_cast<PyWeakReference*>(o)->wr_callback) r->parts.push_back(recipe(called));
+    return r;
+  }
   struct Open {
     std::unordered_set<PyObject*>& set;
     PyObject* o;
