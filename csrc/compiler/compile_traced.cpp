@@ -84,6 +84,57 @@ struct BackwardMaker {
   }
 };
 
+/// Whether results of `n`, new statistics aside, depend on its argument `i`: a normalization by the statistics of its
+/// own input does not read the running ones.
+bool depends_on(const graph::Node& n, size_t i) {
+  const aten::OpInfo* op = aten::find_op(n.op);
+  if (!op) return true;
+  const auto& arguments = op->schema().arguments();
+  const auto is_named = [&](size_t at, std::initializer_list<std::string_view> names) {
+    return at < arguments.size() && std::find(names.begin(), names.end(), arguments[at].name()) != names.end();
+  };
+  if (!is_named(i, {"running_mean", "running_var"})) return true;
+  for (size_t k = 0; k < n.args.size(); ++k)
+    if (is_named(k, {"training", "train"})) return !n.args[k].is<bool>() || !n.args[k].as<bool>();
+  return true;
+}
+
+/// Whether a second differentiation, which runs the program again, finds the results of the first time: its outputs by
+/// position, and its inputs as they were. Tells `parts` what to keep for it.
+bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
+  constexpr int64_t kMostCopied = 1 << 20;  // bytes in all
+  if (!joint.mutations.empty()) return false;
+  for (const joint::Output& o : joint.outputs)
+    if (o.kind == joint::Output::Kind::View && !o.requires_grad) return false;
+  const graph::Graph& g = *joint.graph;
+  for (const auto& n : g.nodes()) parts.draws |= n->kind == graph::NodeKind::Call && ops::is_random(n->op);
+  std::unordered_set<const graph::Node*> read;
+  std::vector<const graph::Node*> todo;
+  const auto visit = [&](graph::Value v) {
+    if (v && read.insert(v.node).second) todo.push_back(v.node);
+  };
+  if (!g.mutations().empty())
+    for (const graph::Arg& a : g.outputs()) graph::for_each_value(a, visit);
+  while (!todo.empty()) {
+    const graph::Node* n = todo.back();
+    todo.pop_back();
+    for (size_t i = 0; i < n->args.size(); ++i)
+      if (depends_on(*n, i)) graph::for_each_value(n->args[i], visit);
+  }
+  int64_t copied = 0;
+  for (size_t i = 0; i < joint.num_primals; ++i) {
+    const graph::Node* input = g.inputs()[i];
+    if (std::none_of(g.mutations().begin(), g.mutations().end(), [&](const auto& m) { return m.input.node == input; }))
+      continue;
+    parts.written.push_back(i);
+    if (!read.contains(input)) continue;  // running statistics
+    parts.copied.push_back(i);
+    const graph::TensorMeta& meta = input->results.at(0);
+    copied += meta.numel() * dtype_size(meta.dtype);
+  }
+  return copied <= kMostCopied;
+}
+
 }  // namespace
 
 std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, GraphCompiler compiler,
@@ -118,14 +169,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
     parts->forward = compiler(g, "inference");
     return runtime::make_compiled_function(std::move(parts));
   }
-  // A second differentiation runs the program again, which must then be free of effects, and finds its outputs by
-  // position.
-  bool again = eager && joint.mutations.empty() && g.mutations().empty();
-  for (const auto& n : g.nodes()) again &= n->kind == graph::NodeKind::Placeholder || !ops::is_random(n->op);
-  for (const joint::Output& o : joint.outputs)
-    again &= o.kind == joint::Output::Kind::Forward || o.kind == joint::Output::Kind::None ||
-             (o.kind == joint::Output::Kind::View && o.requires_grad);
-  if (again) parts->eager = std::move(eager);
+  if (eager && can_run_again(joint, *parts)) parts->eager = std::move(eager);
 
   joint::Parts cut;
   {

@@ -56,10 +56,12 @@ void CompiledBackward::use_up(const joint::TangentSet& defined) {
   release();
 }
 
-void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs) {
+void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs, CallState before) {
   inputs_ = inputs;
+  for (size_t k = 0; k < before.copies.size(); ++k) inputs_[parts_->copied[k]] = std::move(before.copies[k]);
+  drawn_from_ = std::move(before.generator);
   versions_.reserve(inputs.size());
-  for (const at::Tensor& t : inputs) versions_.push_back(t.is_inference() ? 0 : t._version());
+  for (const at::Tensor& t : inputs_) versions_.push_back(t.is_inference() ? 0 : t._version());
 }
 
 variable_list CompiledBackward::apply(variable_list&& grads) {
@@ -128,20 +130,34 @@ variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const va
   const bool create_graph = at::GradMode::is_enabled();
   TORCH_CHECK(
       parts_->eager && !inputs_.empty(),
-      "this compiled function changes its inputs, draws random numbers or returns views of its inputs, and cannot "
-      "be differentiated ",
-      create_graph ? "twice (create_graph=True)" : "in batches (is_grads_batched=True)", ": run it in eager");
+      "this compiled function changes inputs, of which autograd sees the change or which are too large to keep, and "
+      "cannot be differentiated ",
+      create_graph ? "twice (create_graph=True)" : "in batches (is_grads_batched=True)",
+      ": call it under kiln.disable()");
+  const auto written = [&](size_t i) {
+    return std::find(parts_->written.begin(), parts_->written.end(), i) != parts_->written.end();
+  };
   for (size_t i = 0; i < inputs_.size(); ++i)
-    TORCH_CHECK(inputs_[i].is_inference() || inputs_[i]._version() == versions_[i],
+    TORCH_CHECK(inputs_[i].is_inference() || written(i) || inputs_[i]._version() == versions_[i],
                 "one of the variables needed for gradient computation has been modified by an inplace operation");
   // Views of the inputs: the hooks of an input itself run once, when the caller's engine passes its gradient on.
   std::unordered_map<const c10::TensorImpl*, at::Tensor> views;
   variable_list inputs;
   const variable_list outputs = [&] {
     const at::AutoGradMode history(true);
-    for (const at::Tensor& t : inputs_) {
+    // The numbers that the call drew are drawn once more; the program's own go on where they were.
+    std::optional<GeneratorState> now;
+    const auto put_back = c10::make_scope_exit([&] {
+      if (now) now->restore();
+    });
+    if (drawn_from_) {
+      now.emplace();
+      drawn_from_->restore();
+    }
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const at::Tensor& t = inputs_[i];
       at::Tensor& view = views[t.unsafeGetTensorImpl()];
-      if (!view.defined()) view = t.requires_grad() ? at::alias(t) : t;
+      if (!view.defined()) view = written(i) ? t.detach().clone() : t.requires_grad() ? at::alias(t) : t;
       inputs.push_back(view);
     }
     return parts_->eager(inputs);

@@ -2,9 +2,18 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <optional>
+
 #include "runtime/compiled_function.h"
+#include "runtime/random/generator_state.h"
 
 namespace kiln::runtime {
+
+/// What a call changes, as it was before: CompiledParts::copied, and where the random numbers go on.
+struct CallState {
+  std::optional<GeneratorState> generator;
+  std::vector<at::Tensor> copies;
+};
 
 /// The backward of a compiled function. Inputs: one gradient per differentiable forward output; outputs: one per entry
 /// of grad_of. In eager each output has a graph of its own: a gradient that no defined one reaches is undefined, and
@@ -19,8 +28,8 @@ class CompiledBackward : public torch::autograd::Node {
   void release_variables() override;
 
   std::vector<torch::autograd::SavedVariable> saved;
-  /// Keeps the call's inputs, for a second differentiation.
-  void keep_inputs(const std::vector<at::Tensor>& inputs);
+  /// Keeps what the call was given, for a second differentiation.
+  void keep_inputs(const std::vector<at::Tensor>& inputs, CallState before);
   /// What the gradient `grad` of tangent `of` contributes to the gradients of the results in `cut`, in order. The
   /// backward that runs takes those as the whole gradients then.
   torch::autograd::variable_list contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad);
@@ -38,9 +47,10 @@ class CompiledBackward : public torch::autograd::Node {
   void release();
   std::shared_ptr<CompiledParts> parts_;
   std::vector<at::Tensor> inputs_;
-  std::vector<uint32_t> versions_;  // of inputs_ at the call
-  joint::TangentSet used_up_;       // outputs that cannot be differentiated again, by tangent
-  int cut_in_ = -1;                 // the engine's task in which `cut_` holds
+  std::vector<uint32_t> versions_;            // of inputs_ at the call
+  std::optional<GeneratorState> drawn_from_;  // the generator before the call, if it draws
+  joint::TangentSet used_up_;                 // outputs that cannot be differentiated again, by tangent
+  int cut_in_ = -1;                           // the engine's task in which `cut_` holds
   joint::TangentSet cut_;
 };
 

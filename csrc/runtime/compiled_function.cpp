@@ -67,13 +67,18 @@ class Function : public CompiledFunction {
     KILN_CHECK(inputs.size() == p.num_primals, "a compiled function got another number of inputs");
     std::vector<at::Tensor> kept;
     if (needs_inputs_) kept = inputs;
+    CallState before;
+    if (p.eager) {
+      if (p.draws) before.generator.emplace();
+      for (size_t i : p.copied) before.copies.push_back(inputs[i].detach().clone());
+    }
     std::vector<at::Tensor> results;
     {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       results = p.forward->run(std::move(inputs));
     }
     KILN_CHECK(results.size() >= p.num_forward, "an artifact returned too few outputs");
-    if (p.trains()) attach(kept, results);
+    if (p.trains()) attach(kept, results, std::move(before));
     if (any_freed_) attach_freed(results);
     for (const joint::VisibleMutation& m : p.mutations) {
       at::Tensor& input = kept[static_cast<size_t>(m.input)];
@@ -99,7 +104,7 @@ class Function : public CompiledFunction {
 
  private:
   /// Gives the outputs a grad_fn that holds what the backward needs.
-  void attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
+  void attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results, CallState before) const {
     const CompiledParts& p = *parts_;
     auto node = c10::make_intrusive<CompiledBackward>(parts_);
     edge_list edges;
@@ -123,7 +128,7 @@ class Function : public CompiledFunction {
         node->saved.emplace_back(results[i], /*is_output=*/i < p.num_forward && p.forward_requires_grad[i]);
       }
     }
-    if (p.eager) node->keep_inputs(inputs);
+    if (p.eager) node->keep_inputs(inputs, std::move(before));
   }
 
   void attach_freed(const std::vector<at::Tensor>& results) const {

@@ -39,8 +39,12 @@ struct CompiledParts {
   std::shared_ptr<Artifact> forward;
   /// Makes a part of the backward pass, at its first use. Fails for want of support only if the part is cut.
   std::function<BackwardPass(const joint::Part&)> make_backward;
-  /// Runs the program in eager above autograd; differentiates a second time (create_graph=True).
+  /// Runs the program in eager above autograd; differentiates a second time (create_graph=True). For it are kept, at
+  /// each call, the generator's state if the program draws numbers, and copies of the inputs `copied`, which it reads
+  /// and writes. `written`: all that it writes; the second run writes to copies.
   joint::Program eager;
+  bool draws = false;
+  std::vector<size_t> written, copied;
 
   const BackwardPass& backward(const joint::Part& part) {
     std::lock_guard<std::mutex> lock(backward_mutex_);

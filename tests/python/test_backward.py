@@ -417,3 +417,75 @@ def test_one_gradient_for_many_parameters():
         params[0].grad.mul_(2)
         grads.append([p.grad.clone() for p in params])
     assert_same(*grads)
+
+
+class Averaged(torch.nn.Module):
+    def __init__(self, features=6):
+        super().__init__()
+        self.scores = torch.nn.Linear(features, 1)
+        self.register_buffer("mean", torch.zeros(features))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.scores((x - self.mean).tanh())
+
+
+class WithViews(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.scores(x.tanh()), x.view(-1), x
+
+
+DISCRIMINATORS = {
+    "dropout": lambda n: n.Sequential(n.Linear(6, 16), n.LeakyReLU(0.2), n.Dropout(0.3), n.Linear(16, 1)),
+    "batch norm": lambda n: n.Sequential(n.Linear(6, 16), n.BatchNorm1d(16), n.Tanh(), n.Linear(16, 1)),
+    "images": lambda n: n.Sequential(
+        n.Unflatten(1, (1, 2, 3)),
+        n.Conv2d(1, 4, 3, padding=1),
+        n.InstanceNorm2d(4, track_running_stats=True),
+        n.SiLU(),
+        n.Dropout2d(0.25),
+        n.Flatten(),
+        n.Linear(24, 1),
+    ),
+    "spectral norm": lambda n: n.Sequential(
+        n.utils.parametrizations.spectral_norm(n.Linear(6, 16)), n.RReLU(), n.Linear(16, 1)
+    ),
+    "moving average": lambda n: Averaged(),
+    "views": lambda n: WithViews(),
+}
+
+
+@pytest.mark.parametrize("name", DISCRIMINATORS)
+def test_gradient_penalties_of_compiled_modules(name):
+    """The penalty's gradient goes through the module's backward: random numbers and states are those of the call."""
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = DISCRIMINATORS[name](torch.nn)
+        scores = kiln.compile(module) if compiled else module
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        steps = []
+        for _ in range(3):
+            x = torch.randn(8, 6).requires_grad_()
+            out = scores(x)
+            out = out[0] if isinstance(out, tuple) else out
+            (g,) = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+            loss = ((g.norm(2, dim=1) - 1) ** 2).mean() + out.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps.append([loss.detach(), torch.rand(2)])
+        outcomes.append([steps, list(module.state_dict().values())])
+    assert_same(*outcomes, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_gradient_of_what_keeps_a_large_state_is_refused():
+    module = Averaged(features=300_000)
+    x = torch.randn(2, 300_000, requires_grad=True)
+    out = kiln.compile(module)(x).sum()
+    with pytest.raises(RuntimeError, match="too large to keep, and cannot be differentiated twice"):
+        torch.autograd.grad(out, x, create_graph=True)

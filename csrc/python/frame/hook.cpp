@@ -1,7 +1,5 @@
 #include "python/frame/hook.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <optional>
 
 #include "aten/modes.h"
@@ -18,6 +16,7 @@
 #include "python/frame/skip.h"
 #include "python/frame/turn.h"
 #include "python/pch.h"
+#include "runtime/random/generator_state.h"
 
 namespace kiln::frame {
 namespace {
@@ -98,23 +97,6 @@ struct ModesScope {
   aten::Modes before;
 };
 
-/// The default generator, as it is when this is made.
-class GeneratorState {
- public:
-  GeneratorState() : generator_(at::detail::getDefaultCPUGenerator()) {
-    const std::scoped_lock lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  void restore() {
-    const std::scoped_lock lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-
- private:
-  at::Generator generator_;
-  at::Tensor state_;
-};
-
 /// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
 /// is no case for the entry either.
 bool holds(const Entry::Condition& condition, PyObject* const* values) {
@@ -139,7 +121,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     if (holds(entry.eager_condition, values)) throw RunAgain{};
     if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.num_inputs);
     owned.clear();
-    std::optional<GeneratorState> generator;
+    std::optional<runtime::GeneratorState> generator;
     if (entry.has_assertions && entry.effects.draws) generator.emplace();
     const bool repeatable = !entry.effects.changes && (generator || !entry.effects.draws);
     try {
