@@ -357,6 +357,15 @@ def as_tensor(number, dtype=None, **others):
 
 
 # What takes numbers as they are; by the function that the program calls.
+def filled(size, fill_value, *, dtype=None, **options):
+    """torch.full of a number that the graph computes."""
+    if not is_number(fill_value) or options.get("out") is not None:
+        specialize(first_number((size, fill_value, dtype, *options.values())))
+    if dtype is None:
+        dtype = torch.get_default_dtype() if fill_value.bound is None else torch.int64
+    return torch.empty(size, dtype=dtype, **options).fill_(fill_value.tensor)
+
+
 FUNCTIONS = {
     max: largest,
     min: smallest,
@@ -365,6 +374,7 @@ FUNCTIONS = {
     int: as_int,
     torch.tensor: as_tensor,
     torch.as_tensor: as_tensor,
+    torch.full: filled,
 }
 
 
@@ -431,6 +441,11 @@ def call(function, args, kwargs):
         return call_each(name[9:], args, kwargs)
     base = name[:-1] if name.endswith("_") else name
     numbers = [a for a in (*args, *kwargs.values()) if is_number(a)]
+    if name in ("full_like", "new_full") and is_number(args[-1]) and kwargs.get("requires_grad") is not True:
+        made = torch.empty_like(args[0], **kwargs) if name == "full_like" else args[0].new_empty(args[1], **kwargs)
+        return made.fill_(numbers[0].tensor)
+    if base == "masked_fill" and len(args) == 3 and is_number(args[2]) and args[0].is_floating_point():
+        return function(args[0], args[1], args[2].tensor.to(args[0].dtype))
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if len(tensors) == 0 or len(tensors) < len([a for a in args if not is_number(a)]):
         specialize(numbers[0])

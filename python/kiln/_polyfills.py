@@ -387,6 +387,38 @@ def stacked(data, dtype, device):
     return torch.as_tensor(data, device=device).detach().to(dtype)
 
 
+def is_read(fill_value, options):
+    """Whether PyTorch's bindings read the value of a tensor, which they do not refuse."""
+    is_scalar = isinstance(fill_value, torch.Tensor) and fill_value.dim() == 0 and not fill_value.is_complex()
+    return is_scalar and not fill_value.requires_grad and options.get("out") is None
+
+
+def filled(made, value):
+    """`made`, which may be a leaf that requires gradients, with `value` in all places."""
+    with torch.no_grad():
+        return made.fill_(value)
+
+
+def full(size, fill_value, *, dtype=None, **options):
+    """torch.full of a tensor's value."""
+    if not is_read(fill_value, options):
+        return NotImplemented
+    if dtype is None:
+        dtype = torch.get_default_dtype() if fill_value.is_floating_point() else torch.int64
+        dtype = torch.bool if fill_value.dtype is torch.bool else dtype
+    return filled(torch.empty(size, dtype=dtype, **options), fill_value)
+
+
+def full_like(input, fill_value, **options):
+    """torch.full_like of a tensor's value."""
+    return filled(torch.empty_like(input, **options), fill_value) if is_read(fill_value, options) else NotImplemented
+
+
+def new_full(self, size, fill_value, **options):
+    """Tensor.new_full of a tensor's value."""
+    return filled(self.new_empty(size, **options), fill_value) if is_read(fill_value, options) else NotImplemented
+
+
 def one_hot(tensor, num_classes=-1):
     """torch.nn.functional.one_hot of a known number of classes, with eager's refusals as assertions."""
     if type(num_classes) is not int or num_classes <= 0 or tensor.dtype != torch.int64 or tensor.numel() == 0:

@@ -197,3 +197,35 @@ def test_what_depends_on_more_than_constants_is_not_known():
     expected = [int(torch.randint(1, 9, ())) for _ in range(5)]
     torch.manual_seed(0)
     assert [compiled().shape[0] for _ in range(5)] == expected
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.full((3,), x.sum().item()),
+        lambda x: torch.full((3,), x.sum()) * x[0],
+        lambda x: torch.full((3,), x.sum(), dtype=torch.int64),
+        lambda x: torch.full(size=(3,), fill_value=x.long().sum()),
+        lambda x: torch.full((3,), x.long().sum().item(), dtype=torch.float64),
+        lambda x: torch.full((2, 2), x.sum() > 1),
+        lambda x: (torch.full_like(x, x.sum()), torch.full_like(x, x.sum().item(), dtype=torch.int64)),
+        lambda x: (x.new_full((2,), x.sum()), x.new_full((2,), x.sum().item())),
+        lambda x: torch.Tensor.new_full(x, (2,), fill_value=x.sum(), dtype=torch.float64),
+        lambda x: (x.masked_fill(x > 0, x.sum().item()), x.double().masked_fill_(x > 0, x.sum().item())),
+        lambda x: [make((2,), x.sum()) for make in (x.new_full,)],
+        lambda x: torch.full((2,), x.double().sum()),
+        lambda x: (torch.full((2,), x.sum(), requires_grad=True) * x.sum()).sum(),
+    ],
+)
+def test_full_of_a_value(f):
+    x = torch.linspace(-1, 2, 6).view(2, 3)
+    check(f, x, fullgraph=True)
+    check(f, x.requires_grad_())  # eager refuses tensors that require gradients
+
+
+def test_full_of_sizes_and_of_what_breaks():
+    x = torch.arange(6)
+    check(lambda x: torch.full((x.max().item(), 2), 1.5), x)
+    check(lambda x: torch.full((2,), x.max().item(), out=torch.empty(2)), x)
+    check(lambda x: torch.full((2,), x.sum() * 1j), x)
+    check(lambda x: torch.full((2,), x[:1]), x)

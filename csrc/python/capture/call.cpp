@@ -443,7 +443,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
   // The arguments of torch's own functions are converted in C, also those in lists.
   PyObject* number = number_among(args, count_of(nargsf, kwnames));
-  const bool converts = policy == Policy::Torch || policy == Policy::TensorData;
+  const bool converts = policy == Policy::Torch || policy == Policy::TensorData || policy == Policy::Polyfill;
   if (PyObject* inner = !number && converts ? number_among(args, count_of(nargsf, kwnames), true) : nullptr) {
     if (bound || strncmp(name_of(callable), "_foreach_", 9) != 0) return specialize(inner);
     return call_with_numbers(callable, std::vector<PyObject*>(args, args + count_of(nargsf, kwnames)), kwnames);
@@ -451,7 +451,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (number && policy != Policy::Number) {
     bool tensor = bound && py::is_tensor(self);
     for (size_t i = 0; i < n; ++i) tensor = tensor || py::is_tensor(args[i]);
-    if (tensor && (policy == Policy::Torch || policy == Policy::Operator)) {
+    if (tensor && (policy == Policy::Torch || policy == Policy::Operator || policy == Policy::Polyfill)) {
       std::vector<PyObject*> flat(args, args + count_of(nargsf, kwnames));
       if (!bound) return call_with_numbers(callable, flat, kwnames);
       flat.insert(flat.begin(), self);
@@ -485,6 +485,14 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return after_c_call(native());
     if (policy == Policy::False && std::string_view(name_of(callable)).starts_with("_has_torch_function"))
       Py_RETURN_TRUE;
+  }
+  if (policy == Policy::Polyfill && !options.for_fx && !aten::inside_transform()) {
+    const py::Ref f = py::Ref::steal(PyObject_GetAttrString(polyfills(), name_of(callable)));
+    std::vector<PyObject*> flat(args, args + count_of(nargsf, kwnames));
+    if (bound) flat.insert(flat.begin(), self);
+    bool handled = true;
+    PyObject* r = f ? unless_declined(call(f.get(), flat.data(), count, kwnames), &handled) : nullptr;
+    if (handled) return r;
   }
   switch (policy) {
     case Policy::Pure:
@@ -536,6 +544,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
         return graph_break("call-that-breaks", "a call of " + describe(callable));
       }
       [[fallthrough]];
+    case Policy::Polyfill:
     case Policy::Torch: {
       if (!bound) return torch_call(callable, args, n, kwnames, native);
       if (!py::is_tensor(self)) return torch_call(callable, args, n, kwnames, native);
@@ -626,13 +635,6 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_run_backward(callable, args, nargsf, kwnames);
     case Policy::Break:
       return graph_break("call-that-breaks", "a call of " + describe(callable));
-    case Policy::Polyfill: {
-      if (options.for_fx || aten::inside_transform()) return torch_call(callable, args, n, kwnames, native);
-      const py::Ref f = py::Ref::steal(PyObject_GetAttrString(polyfills(), name_of(callable)));
-      bool handled = true;
-      PyObject* r = f ? unless_declined(call(f.get(), args, nargsf, kwnames), &handled) : nullptr;
-      return handled ? r : torch_call(callable, args, n, kwnames, native);
-    }
     case Policy::Warn:
       return call_warn(args, n, kwnames);
     case Policy::Defer: {
