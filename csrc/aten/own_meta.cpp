@@ -4,7 +4,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/Operators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
@@ -49,7 +48,7 @@ at::Tensor fft_c2c(const at::Tensor& self, c10::SymIntArrayRef dim, int64_t norm
   for (const c10::SymInt& d : dim) dims.push_back(d.expect_int());
   if (dims.empty() || !self.is_complex() || self.numel() == 0)
     return at::_ops::_fft_c2c::call(self, dim, normalization, forward);
-  if (at::hasMKL()) by_stride(self, dims.begin(), dims.end());
+  by_stride(self, dims.begin(), dims.end());
   return transformed(self, self.sizes().vec(), dims, self.scalar_type());
 }
 

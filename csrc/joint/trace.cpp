@@ -115,6 +115,7 @@ Value Tracer::value_of(const at::Tensor& t) {
 
 void Tracer::make_primals() {
   std::unordered_map<const c10::TensorImpl*, size_t> seen;
+  versions_.resize(examples_.size());
   for (size_t i = 0; i < examples_.size(); ++i) {
     const at::Tensor& example = examples_[i];
     KILN_CHECK(example.defined(), "undefined example input");
@@ -131,7 +132,6 @@ void Tracer::make_primals() {
     recorder_.bind(inner, node->out());
     at::Tensor functional = fn::to_functional_tensor(inner);
     aten::copy_autograd(example, functional);
-    versions_.resize(examples_.size());
     versions_[i] = functional._version();
     edges_.push_back(functional.requires_grad() ? torch::autograd::impl::gradient_edge(functional) : Edge());
     primal_index_.emplace(functional.unsafeGetTensorImpl(), static_cast<int64_t>(i));

@@ -637,14 +637,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return graph_break("call-that-breaks", "a call of " + describe(callable));
     case Policy::Warn:
       return call_warn(args, n, kwnames);
-    case Policy::Defer: {
+    case Policy::Defer:
       if (kwnames) break;
-      Deferred call;
-      call.callable = py::Ref::borrow(callable);
-      for (size_t i = 0; i < n; ++i) call.args.push_back(py::Ref::borrow(args[i]));
-      deferred.push_back(std::move(call));
-      Py_RETURN_NONE;
-    }
+      return defer(py::Ref::borrow(callable), {args, args + n});
     case Policy::IsCompiling:
     case Policy::Loads:
     case Policy::Interpret:
@@ -768,15 +763,19 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
 PyObject* Machine::defer_call(py311::Frame* frame) {
   PyCodeObject* code = frame->f_code;
   if (code->co_kwonlyargcount) return graph_break("call-that-breaks", "a call with keyword-only arguments");
-  Deferred call;
-  call.callable = py::Ref::borrow(reinterpret_cast<PyObject*>(frame->f_func));
   int rest = 0;
-  for (PyObject* a : positional_arguments(frame, &rest)) call.args.push_back(py::Ref::borrow(a));
+  const std::vector<PyObject*> args = positional_arguments(frame, &rest);
   if ((code->co_flags & CO_VARKEYWORDS) && PyDict_GET_SIZE(frame->localsplus[rest]))
     return graph_break("call-that-breaks",
                        std::string("a call with keywords of ") + PyUnicode_AsUTF8(code->co_qualname));
+  return defer(py::Ref::borrow(reinterpret_cast<PyObject*>(frame->f_func)), args);
+}
+
+PyObject* Machine::defer(py::Ref callable, const std::vector<PyObject*>& args, bool made) {
+  Deferred call{std::move(callable), {}, made};
+  for (PyObject* a : args) call.args.push_back(py::Ref::borrow(a));
   deferred.push_back(std::move(call));
-  return Py_NewRef(Py_None);
+  Py_RETURN_NONE;
 }
 
 PyObject* Machine::see_cached(PyObject* wrapper, PyObject* result) {

@@ -3,6 +3,7 @@
 // them), what it is in this call is taken for granted, and that it is so becomes a guard: see Machine::decide_numbers.
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/istft_native.h>
+#include <c10/util/ScopeExit.h>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -161,12 +162,9 @@ bool bincount(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   return give(op, stack, {at::zeros({size}, options).scatter_add(0, self.to(at::kLong), at::ones_like(self, options))});
 }
 
-/// While istft runs: it asks whether a condition is equal to true, that its windows leave a gap, and raises if it is.
-thread_local bool inside_istft = false;
-
 bool equal(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor a = argument(op, stack, 0).toTensor(), b = argument(op, stack, 1).toTensor();
-  if (inside_istft && a.dim() == 0 && m.assert_that(a, false)) return give(op, stack, {false});
+  if (m.inside_istft && a.dim() == 0 && m.assert_that(a, false)) return give(op, stack, {false});
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type() || !m.may_decide(a) || !m.may_decide(b))
     return false;
   const auto truth = m.decide_truth(at::all(at::eq(a, b)));
@@ -174,12 +172,10 @@ bool equal(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
 }
 
 /// Operator by operator, so that its check is seen.
-bool istft(Machine&, const c10::OperatorHandle& op, Stack& stack) {
+bool istft(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   const auto given = [&](size_t i) -> const c10::IValue& { return argument(op, stack, i); };
-  struct Inside {
-    Inside() { inside_istft = true; }
-    ~Inside() { inside_istft = false; }
-  } const inside;
+  m.inside_istft = true;
+  const auto leave = c10::make_scope_exit([&] { m.inside_istft = false; });
   return give(op, stack,
               {at::native::istft(given(0).toTensor(), given(1).toInt(), given(2).toOptional<int64_t>(),
                                  given(3).toOptional<int64_t>(), given(4).toOptional<at::Tensor>(), given(5).toBool(),

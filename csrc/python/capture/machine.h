@@ -373,6 +373,8 @@ class Machine {
   PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs);
   PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);
+  /// Has `callable` called on leaving; `made`: by the capture itself. None.
+  PyObject* defer(py::Ref callable, const std::vector<PyObject*>& args, bool made = false);
   /// A function under functools.lru_cache.
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   /// The result that such a call has just given, with guards that a later one gives the same. Null without an error if
@@ -484,6 +486,8 @@ class Machine {
     bool made = false;  // the capture made `callable` itself
   };
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
+  /// istft asks whether a condition is equal to true, that its windows leave a gap, and raises if it is.
+  bool inside_istft = false;
   std::vector<py::Ref> grad_order;
   aten::Modes modes_at_start;
   aten::TransformModes transform_modes_at_start;

@@ -107,14 +107,9 @@ PyObject* Machine::call_warn(PyObject* const* args, size_t n, PyObject* kwnames)
   PyObject* const about[] = {given.category, given.message, name, line.get()};
   const Setting* s = find_setting(raises, about, 4);
   if (!s || s->before.get() != Py_False) return refuse();
-  Deferred call;
-  call.callable = py::Ref::steal(PyObject_CallFunctionObjArgs(partial, warn, at->f_globals, nullptr));
-  if (!call.callable) return nullptr;
-  call.made = true;
-  for (PyObject* a : {given.message, given.category, at->f_code->co_filename, line.get()})
-    call.args.push_back(py::Ref::borrow(a));
-  deferred.push_back(std::move(call));
-  Py_RETURN_NONE;
+  py::Ref call = py::Ref::steal(PyObject_CallFunctionObjArgs(partial, warn, at->f_globals, nullptr));
+  if (!call) return nullptr;
+  return defer(std::move(call), {given.message, given.category, at->f_code->co_filename, line.get()}, /*made=*/true);
 }
 
 }  // namespace kiln::capture
