@@ -148,8 +148,23 @@ bool decompose(graph::Graph& g) {
     }
   };
   for (Node* n : order) expand(expand, n);
-  g.set_insert_point(nullptr);
   if (dead.empty()) return false;
+  // Eager draws in the order of memory: what random numbers are drawn like keeps its strides, also behind views.
+  for (Node* n : order) {
+    if (!ops::is_random(n->op) || replaced.contains(n)) continue;
+    g.set_insert_point(n);
+    for (Arg& a : n->args)
+      graph::for_each_value(a, [&](Value& v) {
+        const Value root = v ? graph::storage_root(v) : v;
+        const auto it = root ? replaced.find(root.node) : replaced.end();
+        if (it == replaced.end() || !it->second[root.index] || !v.meta().is_non_overlapping_and_dense()) return;
+        if (it->second[root.index].meta().strides == root.meta().strides) return;
+        TensorMeta m = v.meta();
+        m.offset = 0;
+        v = g.add_call(graph::Op("aten::clone"), {v, Arg()}, {m})->out();
+      });
+  }
+  g.set_insert_point(nullptr);
   g.replace_uses(replaced);
   for (Node* n : dead) g.erase(n);
   // What the caller sees keeps its strides, and is its own memory where it was; inside, layouts are free.

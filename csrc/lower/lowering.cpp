@@ -243,12 +243,13 @@ Tensor Lowering::in_memory(const Tensor& t, const std::string& name) {
   return to;
 }
 
-Tensor Lowering::in_memory(graph::Value v) {
+Tensor Lowering::in_memory(graph::Value v, bool as_in_eager) {
   const Tensor t = get(v);
-  if (t.strided()) return t;
+  const bool dense = v.meta().is_non_overlapping_and_dense();
+  if (t.strided() && !(as_in_eager && dense && !same_layout(t.sizes, t.strides, v.meta().strides))) return t;
   // Libraries choose their way by strides: give them the ones that eager has here.
   Tensor to = new_temp(name_of(*v.node, v.index) + "_mem", t.dtype, t.sizes);
-  if (v.meta().is_non_overlapping_and_dense()) {
+  if (dense) {
     to.strides = v.meta().strides;
     out_.metas[to.buffer].strides = to.strides;
   }
@@ -347,7 +348,8 @@ void Lowering::lower_extern(const Node& n) {
   e.name = n.op.name();
   auto add = [&](graph::Value v) {
     if (!v || call.inputs.count(v)) return;
-    const Tensor t = in_memory(v);
+    // Eager draws random numbers in the order of memory.
+    const Tensor t = in_memory(v, /*as_in_eager=*/draws_random(n.op));
     call.inputs[v] = view_of(t);
     e.reads.push_back(t.buffer);
   };

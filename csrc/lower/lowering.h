@@ -75,8 +75,8 @@ class Lowering {
   Tensor whole(const Tensor& t, const Node& reader) {
     return t.may_raise() ? in_memory(t, name_of(reader) + "_in") : t;
   }
-  /// `v`'s tensor in memory, with the strides that its meta has.
-  Tensor in_memory(graph::Value v);
+  /// `v`'s tensor in memory: with the strides that its meta has, if it was not yet there or `as_in_eager`.
+  Tensor in_memory(graph::Value v, bool as_in_eager = false);
   /// Stores t into `to` (same sizes) by a nest.
   void store(const Tensor& t, const Tensor& to, const std::string& name);
   void add_nest(loops::Nest nest) { out_.program.add_nest(std::move(nest)); }

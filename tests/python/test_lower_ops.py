@@ -547,3 +547,17 @@ def test_magnitudes_above_zero_or_nan():
         )
 
     check(f, torch.tensor([1.0, -1, 0, -0.0, float("nan"), -2, 3, -float("inf")] * 8), grad=False)
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, torch.rand_like, lambda t: F.dropout(t, 0.5)])
+@pytest.mark.parametrize("training", [True, False])
+def test_random_numbers_drawn_like_what_is_kept_in_another_order(draw, training):
+    # Inside, the normalization's result is kept in the order of its input; eager's has another.
+    norm = torch.nn.BatchNorm1d(6).double().train(training)
+
+    def f(x):
+        y = norm(x.transpose(1, 2))
+        z = norm(x.transpose(1, 2)).transpose(1, 2)
+        return draw(y), draw(z), z, z + draw(z)
+
+    check(f, torch.randn(4, 5, 6).double())
