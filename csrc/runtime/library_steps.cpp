@@ -143,9 +143,6 @@ class ProductStep final : public LibraryStep {
                      c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
     };
     const double flops = 2.0 * m_ * n_ * k_;
-    const auto serial = [](int64_t tasks, const std::function<void(int64_t)>& f) {
-      for (int64_t i = 0; i < tasks; ++i) f(i);
-    };
     if (batch_ == 1) {
       const gemm::Matrix mb{b, b_row_, b_col_};
       if (const auto kept = weight_.packed(frame, gemm::packed_floats(k_, n_),
@@ -154,12 +151,12 @@ class ProductStep final : public LibraryStep {
         const int workers = alone ? 1 : threads;
         gemm::multiply_packed(m_, n_, k_, {a, a_row_, a_col_}, kept->data, c, ldc_, epilogue,
                               workspace(gemm::packed_a_floats(m_, n_, k_, shape, workers)),
-                              alone ? gemm::Parallel(serial) : gemm::Parallel(parallel_tasks), workers);
+                              alone ? gemm::Parallel(gemm::serial) : gemm::Parallel(parallel_tasks), workers);
         return;
       }
       // Waking the pool costs some microseconds; below that one core is as fast.
       if (flops < 1e6)
-        one(0, workspace(need), serial, 1);
+        one(0, workspace(need), gemm::serial, 1);
       else
         one(0, workspace(need), parallel_tasks, threads);
       return;
@@ -168,7 +165,8 @@ class ProductStep final : public LibraryStep {
       const int64_t pieces = flops * batch_ < 1e6 ? 1 : std::min<int64_t>(batch_, threads * 4);
       float* const work = workspace(need * pieces);
       parallel_tasks(pieces, [&](int64_t p) {
-        for (int64_t i = batch_ * p / pieces; i < batch_ * (p + 1) / pieces; ++i) one(i, work + p * need, serial, 1);
+        for (int64_t i = batch_ * p / pieces; i < batch_ * (p + 1) / pieces; ++i)
+          one(i, work + p * need, gemm::serial, 1);
       });
       return;
     }

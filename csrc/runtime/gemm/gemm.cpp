@@ -50,6 +50,55 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
            [&](int64_t t) { pack_rows(a, t * rows, std::min(m, (t + 1) * rows), k, to + t * rows * k); });
 }
 
+/// A transposed A is read where it is, a line of it for each step, while its lines stay in the caches: packing it would
+/// cost up to a tenth of the product.
+bool transposed(const Matrix& a) { return a.row == 1 && a.col > 1; }
+/// Of a product that is not made panel by panel: all of A stays in a core's second-level cache.
+bool reads_transposed(int64_t m, int64_t k, const Matrix& a) { return transposed(a) && m * k <= (1 << 17); }
+
+/// Whether B, which all threads meet whole, is packed by each of them for itself: where it stays in a core's
+/// second-level cache, and where packing it, about as much work as three rows of A are, does not count. Lines that
+/// another core wrote come slowly, from behind another last-level cache so slowly that products ran at half their
+/// speed.
+bool packs_own_b(int64_t m, int64_t n, int64_t k, int threads) {
+  return threads > 1 && m >= int64_t{64} * threads && n * k <= (1 << 17);
+}
+
+/// A thread's own copy of B, packed when it first needs it. One at a time.
+class OwnCopy {
+ public:
+  explicit OwnCopy(int64_t floats) : floats_(floats + kLine), call_(++calls()) {}
+  template <class Pack>
+  const float* get(const Pack& pack) const {
+    if (mine.call != call_) {
+      if (static_cast<int64_t>(mine.data.size()) < floats_) mine.data.resize(floats_);
+      pack(mine.aligned());
+      mine.call = call_;
+    }
+    return mine.aligned();
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;
+  struct Mine {
+    uint64_t call = 0;
+    std::vector<float> data;
+    float* aligned() {
+      void* at = data.data();
+      size_t space = data.size() * sizeof(float);
+      return static_cast<float*>(std::align(kLine * sizeof(float), sizeof(float), at, space));
+    }
+  };
+  static thread_local Mine mine;
+  static std::atomic<uint64_t>& calls() {
+    static std::atomic<uint64_t> n{0};
+    return n;
+  }
+  int64_t floats_;
+  uint64_t call_;
+};
+thread_local OwnCopy::Mine OwnCopy::mine;
+
 /// Left operands of all tiles of a task, for one block of k. Segments that are zeros for all rows of a tile are left
 /// out of it: a convolution's border, or most of a large kernel over a small image.
 class TileTable {
@@ -194,6 +243,10 @@ bool packs_by_panel(int64_t n, int64_t k, int64_t a_floats, int threads) {
   return PackedB(n).panels() >= 2 * threads && n * k >= (1 << 17) && a_floats <= (1 << 19);
 }
 
+void serial(int64_t tasks, const std::function<void(int64_t)>& body) {
+  for (int64_t i = 0; i < tasks; ++i) body(i);
+}
+
 const float* zeros() {
   alignas(64) static const float line[kMaxDepth] = {};
   return line;
@@ -242,19 +295,69 @@ int64_t PackedB::at(const Depths::Block& block, int64_t panel) const {
 int64_t packed_floats(int64_t k, int64_t n) { return round_up(n, 16) * k; }
 
 int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (a.col == 1 || m == 0 || n == 0 || k == 0) return 0;
+  if (a.col == 1 || reads_transposed(m, k, a) || m == 0 || n == 0 || k == 0) return 0;
   const Cut cut(m, tile().mr, Depths(1, k), PackedB(n), threads);
   return cut.column_tasks == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
 }
 
+namespace {
+
+/// A long product with few results is cut along k: each thread packs what it multiplies, and adds to a C of its own.
+/// How many of them; 1: it is cut along rows or columns.
+int depth_parts(int64_t m, int64_t n, int64_t k, int threads) {
+  constexpr int64_t kResults = 1 << 19, kDepth = 256;
+  const int64_t parts = std::min<int64_t>(threads, k / kDepth);
+  return m * n * parts > kResults || packs_by_panel(n, k, m * k, threads) || 2 * parts <= threads
+             ? 1
+             : static_cast<int>(parts);
+}
+/// A part goes on in steps of this depth, so that what it reads stays in its second-level cache.
+int64_t part_step(int64_t m, int64_t n) {
+  return std::max<int64_t>(1, (1 << 17) / std::max(m, n) / kMaxDepth) * kMaxDepth;
+}
+int64_t part_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int parts) {
+  const int64_t longest = ceil_div(k, parts), step = std::min(part_step(m, n), longest);
+  int64_t most = 0;  // a shorter step, as the last one is, may be cut otherwise
+  for (int64_t depth : {step, longest % step, k / parts % step, longest, k / parts})
+    most = std::max(most, workspace_floats(m, n, std::min(depth, step), a, 1));
+  return round_up(most, 16) + round_up(m * n, 16);
+}
+
+void multiply_by_depth(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
+                       const Epilogue& epilogue, float* workspace, const Parallel& parallel, int parts) {
+  const int64_t floats = part_floats(m, n, k, a, parts);
+  const auto partial = [&](int64_t part) { return workspace + part * floats; };
+  parallel(parts, [&](int64_t part) {
+    const int64_t begin = k * part / parts, end = k * (part + 1) / parts;
+    for (int64_t p = begin; p < end; p += part_step(m, n))
+      multiply(m, n, std::min(part_step(m, n), end - p), {a.data + p * a.col, a.row, a.col},
+               {b.data + p * b.row, b.row, b.col}, partial(part), n, Epilogue{nullptr, p > begin},
+               partial(part) + round_up(m * n, 16), serial, 1);
+  });
+  parallel(std::min<int64_t>(m, parts), [&](int64_t task) {
+    const int64_t tasks = std::min<int64_t>(m, parts);
+    for (int64_t i = m * task / tasks; i < m * (task + 1) / tasks; ++i) {
+      float* const row = c + i * ldc;
+      for (int64_t j = 0; j < n; ++j) {
+        float sum = partial(0)[i * n + j];
+        for (int part = 1; part < parts; ++part) sum += partial(part)[i * n + j];
+        row[j] = sum + (epilogue.accumulate ? row[j] : 0.0f) + (epilogue.bias ? epilogue.bias[j] : 0.0f);
+      }
+    }
+  });
+}
+
+}  // namespace
+
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (packs_by_panel(n, k, m * k, threads)) return a.col == 1 ? 0 : round_up(m, tile().mr) * k;
+  if (const int parts = depth_parts(m, n, k, threads); parts > 1) return parts * part_floats(m, n, k, a, parts);
+  if (packs_by_panel(n, k, m * k, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
   for (int64_t width : {chunk.n, n % chunk.n})
     for (int64_t depth : {chunk.k, k % chunk.k})
       packed_a = std::max(packed_a, packed_a_floats(m, width, depth, a, threads));
-  return packed_floats(chunk.k, chunk.n) + packed_a;
+  return (packs_own_b(m, n, k, threads) ? 0 : packed_floats(chunk.k, chunk.n)) + packed_a;
 }
 
 void pack(int64_t k, int64_t n, Matrix b, float* packed, const Parallel& parallel) {
@@ -263,8 +366,36 @@ void pack(int64_t k, int64_t n, Matrix b, float* packed, const Parallel& paralle
   parallel(layout.panels(), [&](int64_t panel) { pack_b_panel(depths, layout, b, packed, panel); });
 }
 
-void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* packed, float* c, int64_t ldc,
-                     const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads) {
+namespace {
+
+/// multiply_indirect; packed_b() is what a task takes for B.
+template <class PackedBOf, class RowsOfC>
+void run_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
+                  const PackedBOf& packed_b, const RowsOfC& rows_of_c, const Epilogue& epilogue,
+                  const Parallel& parallel, int threads) {
+  if (m == 0 || layout.n == 0) return;
+  const int64_t mr = tile_rows_for(layout.width(0));
+  const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
+  RowsLeft left(cut, epilogue.rows_done);
+  parallel(cut.tasks(), [&](int64_t task) {
+    const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
+    const float* const packed = packed_b();
+    TileTable table;
+    for (const Depths::Block& block : depths.blocks) {
+      table.fill(depths, block, rows, i0, i1, mr);
+      run_panels(
+          block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1,
+          [&](int64_t index) { return table.tile_at(index); },
+          Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
+    }
+    left.finished(task);
+  });
+}
+
+/// multiply_packed; packed_b() is what a task takes for B.
+template <class PackedBOf>
+void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& packed_b, float* c, int64_t ldc,
+                const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
   const Depths depths(1, k);
@@ -279,37 +410,48 @@ void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* pac
       }
       return segments;
     };
-    return multiply_indirect(m, depths, rows, layout, packed, rows_of(c, ldc), epilogue, parallel, threads);
+    return run_indirect(m, depths, rows, layout, packed_b, rows_of(c, ldc), epilogue, parallel, threads);
   }
   // Otherwise pack A into panels of mr rows, k-major.
+  const bool packs = !reads_transposed(m, k, a);
   const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
   RowsLeft left(cut, epilogue.rows_done);
   const auto rows_of_c = rows_of(c, ldc);
-  if (cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
+  if (packs && cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
   parallel(cut.tasks(), [&](int64_t task) {
     const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
-    const float* packed_a = workspace + i0 * k;
+    const float* const packed = packed_b();
+    const float* packed_a = packs ? workspace + i0 * k : nullptr;
     Ahead ahead;
-    if (cut.column_tasks == 1) {  // no other task needs these rows
+    if (packs && cut.column_tasks == 1) {  // no other task needs these rows
       thread_local std::vector<float> own;
       if (static_cast<int64_t>(own.size()) < round_up(i1 - i0, mr) * k) own.resize(round_up(i1 - i0, mr) * k);
       packed_a = own.data();
       pack_rows(a, i0, i1, k, own.data());
-      if (const int64_t next = task + threads; a.row == 1 && next < cut.row_tasks)
+      if (const int64_t next = task + 1; a.row == 1 && next < cut.row_tasks)
         ahead = Ahead(a.data + cut.first_row(next), k, a.col, cut.end_row(next) - cut.first_row(next),
                       ceil_div(i1 - i0, mr) * layout.panels() * static_cast<int64_t>(depths.blocks.size()));
     }
     for (const Depths::Block& block : depths.blocks) {
       const float* rows[kMaxTileRows];
       const auto left_of = [&](int64_t index) {
-        for (int64_t r = 0; r < mr; ++r) rows[r] = packed_a + index * mr * k + block.k * mr + r;
-        return Left{1, &block.depth, rows, mr, nullptr};
+        for (int64_t r = 0; r < mr; ++r)
+          rows[r] =
+              packs ? packed_a + index * mr * k + block.k * mr + r : a.data + i0 + index * mr + r + block.k * a.col;
+        return Left{1, &block.depth, rows, packs ? mr : a.col, nullptr};
       };
       run_panels(block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1, left_of,
                  Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
     }
     left.finished(task);
   });
+}
+
+}  // namespace
+
+void multiply_packed(int64_t m, int64_t n, int64_t k, Matrix a, const float* packed, float* c, int64_t ldc,
+                     const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads) {
+  run_packed(m, n, k, a, [packed] { return packed; }, c, ldc, epilogue, workspace, parallel, threads);
 }
 
 namespace {
@@ -322,7 +464,7 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
   const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), mr = tile().mr;
   const int64_t tiles = ceil_div(m, mr);
   const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
-  const auto multiply_panel = [&](int64_t panel, int64_t following) {
+  const auto multiply_panel = [&](int64_t panel) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
     alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
     for (int64_t b = 0; b < blocks; ++b) {
@@ -330,8 +472,8 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
       Ahead ahead;
       if (b + 1 < blocks)
         ahead = source.ahead(depths.blocks[b + 1], panel, tiles);
-      else if (following < layout.panels())
-        ahead = source.ahead(depths.blocks[0], following, tiles);
+      else if (panel + 1 < layout.panels())  // most likely this thread's next one
+        ahead = source.ahead(depths.blocks[0], panel + 1, tiles);
       source.pack(block, panel, packed);
       run_panel(packed, j, cols, width, 0, m, left_of(block),
                 Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
@@ -339,9 +481,7 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
   };
   parallel(ceil_div(layout.panels(), run), [&](int64_t task) {
     const int64_t end = std::min(layout.panels(), (task + 1) * run);
-    for (int64_t panel = task * run; panel < end; ++panel)
-      // The next task of this thread is most likely the one that comes after one for each other.
-      multiply_panel(panel, panel + 1 < end ? panel + 1 : (task + threads) * run);
+    for (int64_t panel = task * run; panel < end; ++panel) multiply_panel(panel);
   });
 }
 
@@ -350,14 +490,15 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
   const Depths depths(1, k);
   const PackedB layout(n);
   const int64_t mr = tile().mr;
-  if (a.col != 1) pack_all_rows(a, m, k, packed_a, parallel);
+  const bool packs = a.col != 1 && !transposed(a);
+  if (packs) pack_all_rows(a, m, k, packed_a, parallel);
   const auto left_of = [&](const Depths::Block& block) {
     return [&](int64_t index) {
       thread_local const float* rows[kMaxTileRows];  // what is returned points there
       for (int64_t r = 0; r < mr; ++r)
-        rows[r] = a.col == 1 ? a.data + std::min(m - 1, index * mr + r) * a.row + block.k
-                             : packed_a + (index * k + block.k) * mr + r;
-      return Left{1, &block.depth, rows, a.col == 1 ? 1 : mr, nullptr};
+        rows[r] = packs ? packed_a + (index * k + block.k) * mr + r
+                        : a.data + std::min(m - 1, index * mr + r) * a.row + block.k * a.col;
+      return Left{1, &block.depth, rows, packs ? mr : a.col, nullptr};
     };
   };
   const auto at = [&](const Depths::Block& block, int64_t panel) {
@@ -381,8 +522,21 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
               float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
+  if (const int parts = depth_parts(m, n, k, threads); parts > 1)
+    return multiply_by_depth(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, parts);
   if (packs_by_panel(n, k, m * k, threads))
     return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
+  if (packs_own_b(m, n, k, threads)) {
+    const OwnCopy copy(packed_floats(k, n));
+    const Depths depths(1, k);
+    const PackedB layout(n);
+    const auto packed_b = [&] {
+      return copy.get([&](float* to) {
+        for (int64_t panel = 0; panel < layout.panels(); ++panel) pack_b_panel(depths, layout, b, to, panel);
+      });
+    };
+    return run_packed(m, n, k, a, packed_b, c, ldc, epilogue, workspace, parallel, threads);
+  }
   const Chunk chunk(n, k);
   float* const work = workspace + packed_floats(chunk.k, chunk.n);
   for (int64_t j = 0; j < n; j += chunk.n)
@@ -400,22 +554,7 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
 void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,
                        const float* packed, const RowsOfC& rows_of_c, const Epilogue& epilogue,
                        const Parallel& parallel, int threads) {
-  if (m == 0 || layout.n == 0) return;
-  const int64_t mr = tile_rows_for(layout.width(0));
-  const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
-  RowsLeft left(cut, epilogue.rows_done);
-  parallel(cut.tasks(), [&](int64_t task) {
-    const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
-    TileTable table;
-    for (const Depths::Block& block : depths.blocks) {
-      table.fill(depths, block, rows, i0, i1, mr);
-      run_panels(
-          block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1,
-          [&](int64_t index) { return table.tile_at(index); },
-          Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
-    }
-    left.finished(task);
-  });
+  run_indirect(m, depths, rows, layout, [packed] { return packed; }, rows_of_c, epilogue, parallel, threads);
 }
 
 void multiply_by_panel(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,

@@ -31,13 +31,16 @@ struct Epilogue {
 
 /// Runs body(task) for task in [0, tasks), on any threads; returns when all are done.
 using Parallel = std::function<void(int64_t tasks, const std::function<void(int64_t)>& body)>;
+/// A Parallel of the calling thread alone.
+void serial(int64_t tasks, const std::function<void(int64_t)>& body);
 
 /// True where the host has the vector units that these kernels need (AVX2 with FMA, or AVX-512).
 bool supported();
 
 /// C (m x n, row-major, leading dimension ldc) = A (m x k) * B (k x n), both with any strides.
 /// `workspace` holds workspace_floats(m, n, k, a, threads) floats, 64-byte aligned. Sums run in the order of k within
-/// blocks of at most kMaxDepth, so the result differs from another library's by rounding only.
+/// blocks of at most kMaxDepth, so the result differs from another library's by rounding only; a product that is cut
+/// along k has other rounding for another number of threads.
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads);
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads);

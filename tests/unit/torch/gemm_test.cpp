@@ -14,9 +14,6 @@ using Buffer = std::unique_ptr<float[], decltype(&std::free)>;
 Buffer aligned(int64_t floats) {
   return {static_cast<float*>(std::aligned_alloc(64, (std::max<int64_t>(floats, 1) * 4 + 63) / 64 * 64)), &std::free};
 }
-const Parallel kSerial = [](int64_t n, const std::function<void(int64_t)>& f) {
-  for (int64_t i = 0; i < n; ++i) f(i);
-};
 
 struct Case {
   int64_t m, n, k;
@@ -25,9 +22,12 @@ struct Case {
 // Every edge of the tile in both directions, depths around the block's, and all four storage orders.
 TEST(Gemm, EqualsDoublePrecisionProduct) {
   if (!supported()) GTEST_SKIP();
-  const Case cases[] = {{1, 1, 1},    {8, 48, 16},     {7, 47, 33},   {9, 49, 5},    {17, 16, 512},
-                        {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},    {40, 15, 100}, {0, 4, 3},
-                        {4, 3, 0},    {50, 261, 520},  {600, 70, 130}};  // packed panel by panel; many blocks of rows
+  const Case cases[] = {{1, 1, 1},      {8, 48, 16},  {7, 47, 33},     {9, 49, 5},
+                        {17, 16, 511},  {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},
+                        {40, 15, 100},  {0, 4, 3},    {4, 3, 0},       {50, 261, 520},  // packed panel by panel
+                        {600, 70, 130},    // many blocks of rows, an own copy of B
+                        {300, 20, 500},    // the same, with A packed
+                        {300, 40, 1801}};  // cut along k, each part in steps
   for (const Case& s : cases)
     for (int order = 0; order < 4; ++order)
       for (int mode = 0; mode < 4; ++mode) {
@@ -45,10 +45,10 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
         const Epilogue e{mode & 1 ? bias.data() : nullptr, (mode & 2) != 0};
         const Buffer work = aligned(workspace_floats(m, n, k, ma, 2)), packed = aligned(packed_floats(k, n));
         if (mode == 1) {
-          pack(k, n, mb, packed.get(), kSerial);
-          multiply_packed(m, n, k, ma, packed.get(), c.data(), ldc, e, work.get(), kSerial, 2);
+          pack(k, n, mb, packed.get(), serial);
+          multiply_packed(m, n, k, ma, packed.get(), c.data(), ldc, e, work.get(), serial, 2);
         } else {
-          multiply(m, n, k, ma, mb, c.data(), ldc, e, work.get(), kSerial, 2);
+          multiply(m, n, k, ma, mb, c.data(), ldc, e, work.get(), serial, 2);
         }
         for (int64_t i = 0; i < m; ++i) {
           for (int64_t j = 0; j < n; ++j) {
@@ -65,15 +65,16 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
 // Of a matrix whose rows or columns are all the same line of memory nothing behind that line may be read.
 TEST(Gemm, ExpandedOperands) {
   if (!supported()) GTEST_SKIP();
-  const int64_t m = 12, n = 32, k = 40;
-  const std::vector<float> line(k, 1.0f);
-  for (const Matrix& a : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}, Matrix{line.data(), 0, 0}})
-    for (const Matrix& b : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}}) {
-      std::vector<float> c(m * n);
-      const Buffer work = aligned(workspace_floats(m, n, k, a, 1));
-      multiply(m, n, k, a, b, c.data(), n, Epilogue{}, work.get(), kSerial, 1);
-      for (float x : c) ASSERT_EQ(x, static_cast<float>(k));
-    }
+  for (const auto& [m, n, k] : {Case{12, 32, 40}, Case{12, 32, 600}, Case{12, 300, 500}}) {
+    const std::vector<float> line(std::max(n, k), 1.0f);
+    for (const Matrix& a : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}, Matrix{line.data(), 0, 0}})
+      for (const Matrix& b : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}}) {
+        std::vector<float> c(m * n);
+        const Buffer work = aligned(workspace_floats(m, n, k, a, 2));
+        multiply(m, n, k, a, b, c.data(), n, Epilogue{}, work.get(), serial, 2);
+        for (float x : c) ASSERT_EQ(x, static_cast<float>(k));
+      }
+  }
 }
 
 }  // namespace
