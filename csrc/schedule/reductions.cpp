@@ -124,6 +124,15 @@ void expand_two_pass(Nest& n, const Options& options) {
   compact(n);
 }
 
+namespace {
+/// Sums of long columns of a large matrix, `size` rows of them. Cut into blocks of columns, each thread would jump from
+/// row to row through all of it; cut into blocks of rows, it reads in order, and what it has written itself before.
+bool sums_long_columns(const Nest& n, int64_t size, const Options& options) {
+  return prefer_columns(n) && n.outer_size() / n.extents[n.outer.back()] < 2 * options.threads && size >= 512 &&
+         size * n.outer_size() >= (1 << 18);
+}
+}  // namespace
+
 std::optional<Nest> split_reduction(Nest& n, std::vector<Buffer>& buffers, const Options& options) {
   if (options.threads <= 1) return std::nullopt;
   // One stage of inner loops that reduces, then perhaps one without.
@@ -131,7 +140,8 @@ std::optional<Nest> split_reduction(Nest& n, std::vector<Buffer>& buffers, const
   if (n.stages.size() == 2 && !n.stages[1].vars.empty()) return std::nullopt;
   const Stage& s = n.stages[0];
   const int64_t size = n.stage_size(s), outer = n.outer_size();
-  if (parallelism(n) >= 2 * options.threads || size * outer < 32768 || size < 64) return std::nullopt;
+  if (size * outer < 32768 || size < 64) return std::nullopt;
+  if (parallelism(n) >= 2 * options.threads && !sums_long_columns(n, size, options)) return std::nullopt;
   for (ValueId id : s.body) {
     const Inst& i = n.insts[id];
     if (i.op == Opcode::Scan || (i.op == Opcode::Store && i.mode == loops::StoreMode::Add)) return std::nullopt;
