@@ -16,7 +16,7 @@ struct Image {
 
 /// Few channels make short runs. Then the image is copied into a frame of zeros, and all taps of a kernel row are one
 /// run.
-inline bool joins_taps(const Shape& s) { return s.ci < 8 && s.kw > 1 && s.dilation_w == 1; }
+inline bool joins_taps(const Shape& s) { return s.ci < 16 && s.kw > 1 && s.dilation_w == 1; }
 /// Size of that frame.
 inline int64_t frame_floats(const Shape& s) {
   return joins_taps(s) ? round_up(s.n * (s.h + 2 * s.pad_h) * (s.w + 2 * s.pad_w) * s.ci, 16) : 0;

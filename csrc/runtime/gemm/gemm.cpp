@@ -285,6 +285,7 @@ int64_t PackedB::first_column(int64_t panel) const {
   return 16 * (narrow * panel + std::min(panel, wide));
 }
 int64_t PackedB::width(int64_t panel) const {
+  if (n <= 8) return narrow_width();
   return std::min(first_column(panel + 1), round_up(n, 16)) - first_column(panel);
 }
 int64_t PackedB::columns(int64_t panel) const { return std::min(width(panel), n - first_column(panel)); }

@@ -88,7 +88,7 @@ struct PackedB {
   explicit PackedB(int64_t n) : n(n) {}
   int64_t panels() const;
   int64_t first_column(int64_t panel) const;
-  int64_t width(int64_t panel) const;    // a multiple of 16
+  int64_t width(int64_t panel) const;    // a multiple of 16, or 8
   int64_t columns(int64_t panel) const;  // of B in it: the rest of the width is zeros
   int64_t at(const Depths::Block& block, int64_t panel) const;
 };

@@ -97,6 +97,39 @@ KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) 
   }
 }
 
+// Of up to eight columns. Half a vector: where a core multiplies 16 floats a cycle, as two halves or one whole, the
+// other half would be lost.
+template <int R>
+KILN_AVX512 void micro8(const Left& left, const float* panel, const Store& s) {
+  const float* b = panel;
+  __m256 acc[R];
+#pragma GCC unroll 12
+  for (int i = 0; i < R; ++i) {
+    acc[i] = _mm256_setzero_ps();
+    __builtin_prefetch(s.c[i], 1);
+  }
+  for (int64_t g = 0; g < left.segments; ++g) {
+    const float* a[R];
+#pragma GCC unroll 12
+    for (int i = 0; i < R; ++i) a[i] = left.rows[g * kMaxTileRows + i];
+    if (left.starts) b = panel + left.starts[g] * 8;
+    for (int64_t k = 0, p = 0; k < left.lengths[g]; ++k, p += left.step, b += 8) {
+      const __m256 row = _mm256_load_ps(b);
+#pragma GCC unroll 12
+      for (int i = 0; i < R; ++i) acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[i][p]), row, acc[i]);
+    }
+  }
+  const auto mask = static_cast<__mmask8>(s.cols >= 8 ? 0xff : (1u << s.cols) - 1);
+  const __m256 bias = s.bias ? _mm256_maskz_loadu_ps(mask, s.bias) : _mm256_setzero_ps();
+#pragma GCC unroll 12
+  for (int i = 0; i < R; ++i) {
+    __m256 x = acc[i];
+    if (s.accumulate) x = _mm256_add_ps(x, _mm256_maskz_loadu_ps(mask, s.c[i]));
+    if (s.bias) x = _mm256_add_ps(x, bias);
+    _mm256_mask_storeu_ps(s.c[i], mask, x);
+  }
+}
+
 template <int R>
 KILN_AVX2 void micro256(const Left& left, const float* panel, const Store& s) {
   const float* b = panel;
@@ -148,6 +181,11 @@ using Usual = std::make_index_sequence<kTile512.mr>;
 // Tiles at the lower and right edge cost what their rows and vectors cost, not a whole tile's.
 constexpr std::array<std::array<Micro, kMaxTileRows + 1>, 4> kMicro512 = {rows512<1>(Tall{}), rows512<2>(Tall{}),
                                                                           rows512<3>(Usual{}), rows512<4>(Usual{})};
+template <size_t... kRows>
+constexpr std::array<Micro, kMaxTileRows + 1> rows8(std::index_sequence<kRows...>) {
+  return {nullptr, micro8<kRows + 1>...};
+}
+constexpr std::array<Micro, kMaxTileRows + 1> kMicro8 = rows8(Tall{});
 constexpr std::array<Micro, 7> kMicro256 = {nullptr,     micro256<1>, micro256<2>, micro256<3>,
                                             micro256<4>, micro256<5>, micro256<6>};
 
@@ -155,14 +193,18 @@ constexpr std::array<Micro, 7> kMicro256 = {nullptr,     micro256<1>, micro256<2
 
 bool has_avx512() {
   static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("fma");
   return yes;
 }
 
 Tile tile() { return has_avx512() ? kTile512 : kTile256; }
 int64_t tile_rows_for(int64_t width) { return has_avx512() && width <= kTallColumns512 ? kTallRows512 : tile().mr; }
 
+int64_t narrow_width() { return has_avx512() ? 8 : 16; }
+
 Micro micro_for(int64_t rows, int64_t width) {
+  if (width == 8) return kMicro8[rows];
   return has_avx512() ? kMicro512[width / 16 - 1][rows] : kMicro256[rows];
 }
 

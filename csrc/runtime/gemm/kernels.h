@@ -36,7 +36,10 @@ struct Store {
 
 /// Multiplies a tile: rows of `left` by a packed panel `b` (`width` floats a step, 64-byte aligned).
 using Micro = void (*)(const Left& left, const float* b, const Store& s);
-/// The kernel for this many rows (1 .. tile_rows_for(width)) and this panel width (16, 32, .. tile().nr).
+/// Width of the panel for at most 8 columns.
+int64_t narrow_width();
+/// The kernel for this many rows (1 .. tile_rows_for(width)) and this panel width (narrow_width(), 16, 32, ..
+/// tile().nr).
 Micro micro_for(int64_t rows, int64_t width);
 
 /// Transposes a 16 x 16 block. Needs AVX-512.

@@ -31,6 +31,10 @@ const Case kCases[] = {{2, 3, 64, 11, 9, 7, 7, 2, 3, 1},
                        {20, 6, 16, 14, 14, 5, 5, 1, 0, 1},
                        {30, 1, 6, 12, 8, 5, 3, 1, 0, 1},
                        {40, 7, 9, 9, 17, 3, 3, 2, 0, 1},
+                       // Results, and inputs, of half a vector.
+                       {3, 8, 8, 13, 9, 3, 3, 1, 1, 1},
+                       {2, 12, 7, 10, 8, 3, 3, 1, 1, 1},
+                       {2, 7, 24, 9, 8, 3, 3, 1, 1, 1},
                        // Large weights, which are packed panel by panel where panels are many for the threads.
                        {1, 150, 140, 5, 4, 3, 3, 1, 1, 1},
                        {2, 130, 200, 6, 6, 3, 3, 2, 1, 1},

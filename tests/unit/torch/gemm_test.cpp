@@ -22,9 +22,9 @@ struct Case {
 // Every edge of the tile in both directions, depths around the block's, and all four storage orders.
 TEST(Gemm, EqualsDoublePrecisionProduct) {
   if (!supported()) GTEST_SKIP();
-  const Case cases[] = {{1, 1, 1},      {8, 48, 16},  {7, 47, 33},     {9, 49, 5},
-                        {17, 16, 511},  {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},
-                        {40, 15, 100},  {0, 4, 3},    {4, 3, 0},       {50, 261, 520},  // packed panel by panel
+  const Case cases[] = {{1, 1, 1},      {8, 48, 16},     {7, 47, 33},  {9, 49, 5},     {17, 16, 511},
+                        {5, 33, 513},   {64, 100, 1030}, {3, 97, 2},   {40, 15, 100},  {0, 4, 3},
+                        {4, 3, 0},      {29, 8, 70},     {26, 5, 600}, {50, 261, 520},  // packed panel by panel
                         {600, 70, 130},    // many blocks of rows, an own copy of B
                         {300, 20, 500},    // the same, with A packed
                         {300, 40, 1801}};  // cut along k, each part in steps
