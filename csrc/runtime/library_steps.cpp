@@ -99,8 +99,10 @@ bool serves_product(const TensorMeta& a, const TensorMeta& b, const TensorMeta* 
   const int64_t m = c.sizes[r - 2], n = c.sizes[r - 1], k = a.sizes[r - 1];
   if (n > 1 && c.strides[r - 1] != 1) return false;
   if (bias && !(is_f32(*bias) && is_row(*bias, n))) return false;
-  // Few rows or columns make no register tile; a vector product belongs to the library, which streams the matrix once.
-  return m >= 4 && n >= 8 && k >= 4;
+  if (n < 8 || k < 4) return false;
+  // Too few rows for a register tile: the matrix is streamed once, as it lies.
+  if (m > 0 && gemm::reads_b_once(m)) return a.strides[r - 1] == 1 && (b.strides[r - 2] == 1 || b.strides[r - 1] == 1);
+  return m > 0;
 }
 
 class ProductStep final : public LibraryStep {
@@ -135,9 +137,9 @@ class ProductStep final : public LibraryStep {
     const float *a = at(frame, a_), *b = at(frame, b_);
     float* c = at(frame, c_);
     const int threads = at::get_num_threads();
-    const gemm::Matrix shape{nullptr, a_row_, a_col_};
-    const int64_t need =
-        std::max(gemm::workspace_floats(m_, n_, k_, shape, threads), gemm::workspace_floats(m_, n_, k_, shape, 1));
+    const gemm::Matrix shape{nullptr, a_row_, a_col_}, b_shape{nullptr, b_row_, b_col_};
+    const int64_t need = std::max(gemm::workspace_floats(m_, n_, k_, shape, b_shape, threads),
+                                  gemm::workspace_floats(m_, n_, k_, shape, b_shape, 1));
     const auto one = [&](int64_t i, float* work, const gemm::Parallel& parallel, int workers) {
       gemm::multiply(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_}, {b + i * b_batch_, b_row_, b_col_},
                      c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
@@ -145,8 +147,10 @@ class ProductStep final : public LibraryStep {
     const double flops = 2.0 * m_ * n_ * k_;
     if (batch_ == 1) {
       const gemm::Matrix mb{b, b_row_, b_col_};
-      if (const auto kept = weight_.packed(frame, gemm::packed_floats(k_, n_),
-                                           [&](float* to) { gemm::pack(k_, n_, mb, to, parallel_tasks); })) {
+      if (const auto kept =
+              gemm::reads_b_once(m_) ? nullptr : weight_.packed(frame, gemm::packed_floats(k_, n_), [&](float* to) {
+                gemm::pack(k_, n_, mb, to, parallel_tasks);
+              })) {
         const bool alone = flops < 1e6;
         const int workers = alone ? 1 : threads;
         gemm::multiply_packed(m_, n_, k_, {a, a_row_, a_col_}, kept->data, c, ldc_, epilogue,

@@ -228,8 +228,9 @@ int64_t backward_weight_workspace(const Shape& s, int threads) {
   if (is_depthwise(s)) return backward_weight_depthwise_workspace(s, threads);
   if (is_turned(s)) return backward_weight_workspace(turned(s), threads);
   if (is_product(s))
-    return input_floats(s) + std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, threads),
-                                      gemm::workspace_floats(s.ci, s.co, s.outputs(), {nullptr, 1, s.ci}, threads));
+    return input_floats(s) +
+           std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, {nullptr, s.ci, 1}, threads),
+                    gemm::workspace_floats(s.ci, s.co, s.outputs(), {nullptr, 1, s.ci}, {nullptr, s.co, 1}, threads));
   return frame_floats(s) + weight_floats(s) * (Cut(s, threads).splits - 1);
 }
 

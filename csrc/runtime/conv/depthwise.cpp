@@ -10,15 +10,8 @@
 namespace kiln::runtime::conv {
 namespace {
 
+using gemm::Lanes;
 using gemm::Parallel;
-
-#define KILN_INLINE inline __attribute__((always_inline))
-
-/// kLanes floats anywhere in memory.
-template <int kLanes>
-struct Lanes {
-  typedef float type __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
-};
 
 // --- sums over taps --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "runtime/gemm/few_rows.h"
 #include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::gemm {
@@ -316,17 +317,17 @@ int depth_parts(int64_t m, int64_t n, int64_t k, int threads) {
 int64_t part_step(int64_t m, int64_t n) {
   return std::max<int64_t>(1, (1 << 17) / std::max(m, n) / kMaxDepth) * kMaxDepth;
 }
-int64_t part_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int parts) {
+int64_t part_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int parts) {
   const int64_t longest = ceil_div(k, parts), step = std::min(part_step(m, n), longest);
   int64_t most = 0;  // a shorter step, as the last one is, may be cut otherwise
   for (int64_t depth : {step, longest % step, k / parts % step, longest, k / parts})
-    most = std::max(most, workspace_floats(m, n, std::min(depth, step), a, 1));
+    most = std::max(most, workspace_floats(m, n, std::min(depth, step), a, b, 1));
   return round_up(most, 16) + round_up(m * n, 16);
 }
 
 void multiply_by_depth(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
                        const Epilogue& epilogue, float* workspace, const Parallel& parallel, int parts) {
-  const int64_t floats = part_floats(m, n, k, a, parts);
+  const int64_t floats = part_floats(m, n, k, a, b, parts);
   const auto partial = [&](int64_t part) { return workspace + part * floats; };
   parallel(parts, [&](int64_t part) {
     const int64_t begin = k * part / parts, end = k * (part + 1) / parts;
@@ -350,8 +351,11 @@ void multiply_by_depth(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
 
 }  // namespace
 
-int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (const int parts = depth_parts(m, n, k, threads); parts > 1) return parts * part_floats(m, n, k, a, parts);
+bool reads_b_once(int64_t m) { return m <= 3; }
+
+int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int threads) {
+  if (has_few_rows(m, a, b)) return few_rows_floats(m, n, k, threads);
+  if (const int parts = depth_parts(m, n, k, threads); parts > 1) return parts * part_floats(m, n, k, a, b, parts);
   if (packs_by_panel(n, k, m * k, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
@@ -523,6 +527,7 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
               float* workspace, const Parallel& parallel, int threads) {
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
+  if (has_few_rows(m, a, b)) return multiply_few_rows(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
   if (const int parts = depth_parts(m, n, k, threads); parts > 1)
     return multiply_by_depth(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, parts);
   if (packs_by_panel(n, k, m * k, threads))

@@ -38,12 +38,16 @@ void serial(int64_t tasks, const std::function<void(int64_t)>& body);
 bool supported();
 
 /// C (m x n, row-major, leading dimension ldc) = A (m x k) * B (k x n), both with any strides.
-/// `workspace` holds workspace_floats(m, n, k, a, threads) floats, 64-byte aligned. Sums run in the order of k within
-/// blocks of at most kMaxDepth, so the result differs from another library's by rounding only; a product that is cut
-/// along k has other rounding for another number of threads.
+/// `workspace` holds workspace_floats(m, n, k, a, b, threads) floats, 64-byte aligned. Sums run in the order of k
+/// within blocks of at most kMaxDepth, so the result differs from another library's by rounding only; a product that is
+/// cut along k has other rounding for another number of threads.
 void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc, const Epilogue& epilogue,
               float* workspace, const Parallel& parallel, int threads);
-int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads);
+/// Of a and b the strides count.
+int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int threads);
+/// Whether m rows are so few that multiply() streams B as it lies, as fast as memory is: a copy packed once is no
+/// better. Up to eight rows, it streams a B that would have to be packed first.
+bool reads_b_once(int64_t m);
 
 /// B packed once for many products (frozen weights): packed_floats(k, n) floats, 64-byte aligned.
 int64_t packed_floats(int64_t k, int64_t n);

@@ -22,9 +22,10 @@ struct Case {
 // Every edge of the tile in both directions, depths around the block's, and all four storage orders.
 TEST(Gemm, EqualsDoublePrecisionProduct) {
   if (!supported()) GTEST_SKIP();
-  const Case cases[] = {{1, 1, 1},      {8, 48, 16},     {7, 47, 33},  {9, 49, 5},     {17, 16, 511},
-                        {5, 33, 513},   {64, 100, 1030}, {3, 97, 2},   {40, 15, 100},  {0, 4, 3},
-                        {4, 3, 0},      {29, 8, 70},     {26, 5, 600}, {50, 261, 520},  // packed panel by panel
+  const Case cases[] = {{1, 1, 1},      {1, 33, 70},  {2, 70, 33},     {3, 17, 200},   {4, 29, 50},   {5, 14, 77},
+                        {6, 31, 66},    {7, 23, 90},  {8, 40, 40},     {8, 48, 16},    {7, 47, 33},   {9, 49, 5},
+                        {17, 16, 511},  {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},     {40, 15, 100}, {0, 4, 3},
+                        {4, 3, 0},      {29, 8, 70},  {26, 5, 600},    {50, 261, 520},  // packed panel by panel
                         {600, 70, 130},    // many blocks of rows, an own copy of B
                         {300, 20, 500},    // the same, with A packed
                         {300, 40, 1801}};  // cut along k, each part in steps
@@ -43,7 +44,7 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
         const int64_t ldc = n + 3;
         std::vector<float> c(m * ldc + 1, 2.0f);
         const Epilogue e{mode & 1 ? bias.data() : nullptr, (mode & 2) != 0};
-        const Buffer work = aligned(workspace_floats(m, n, k, ma, 2)), packed = aligned(packed_floats(k, n));
+        const Buffer work = aligned(workspace_floats(m, n, k, ma, mb, 2)), packed = aligned(packed_floats(k, n));
         if (mode == 1) {
           pack(k, n, mb, packed.get(), serial);
           multiply_packed(m, n, k, ma, packed.get(), c.data(), ldc, e, work.get(), serial, 2);
@@ -70,7 +71,7 @@ TEST(Gemm, ExpandedOperands) {
     for (const Matrix& a : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}, Matrix{line.data(), 0, 0}})
       for (const Matrix& b : {Matrix{line.data(), 1, 0}, Matrix{line.data(), 0, 1}}) {
         std::vector<float> c(m * n);
-        const Buffer work = aligned(workspace_floats(m, n, k, a, 2));
+        const Buffer work = aligned(workspace_floats(m, n, k, a, b, 2));
         multiply(m, n, k, a, b, c.data(), n, Epilogue{}, work.get(), serial, 2);
         for (float x : c) ASSERT_EQ(x, static_cast<float>(k));
       }

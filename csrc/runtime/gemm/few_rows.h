@@ -1,0 +1,16 @@
+#pragma once
+#include "runtime/gemm/gemm.h"
+
+// Products of up to three rows with a matrix (a language model that writes word by word, a batch of one). They take as
+// long as reading the matrix does, so it is read where it is, once and in order.
+namespace kiln::runtime::gemm {
+
+constexpr int64_t kFewRows = 8;
+/// Whether multiply_few_rows() takes it: rows of A contiguous, B contiguous along its rows or columns.
+bool has_few_rows(int64_t m, const Matrix& a, const Matrix& b);
+/// As multiply(); `workspace` holds few_rows_floats(m, n, k, threads) floats. The epilogue's rows_done is not called.
+void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
+                       const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads);
+int64_t few_rows_floats(int64_t m, int64_t n, int64_t k, int threads);
+
+}  // namespace kiln::runtime::gemm

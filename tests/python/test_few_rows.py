@@ -1,0 +1,74 @@
+"""Products of few rows, which stream the matrix as it lies; the parts that threads share, and those cut along the sum."""
+
+import pytest
+import torch
+
+import kiln
+from kiln.testing import assert_same
+
+
+class Conv1D(torch.nn.Module):
+    """A linear layer whose weight is [inputs, outputs], as GPT-2 has it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = torch.nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def build(kind: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    layer = {"linear": torch.nn.Linear, "conv1d": Conv1D}[kind]
+    return torch.nn.Sequential(layer(70, 133), torch.nn.GELU(), layer(133, 41))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+def test_layers(kind: str, rows: int) -> None:
+    ours, eager = build(kind), build(kind)
+    compiled = kiln.compile(ours)
+    x = torch.randn(rows, 70)
+    with torch.no_grad():
+        assert_same(compiled(x), eager(x), rtol=1e-5, atol=1e-5)
+    for module in (compiled, eager):
+        module(x).square().sum().backward()
+    for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
+        assert_same(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_one_row_of_a_batch(transpose: bool) -> None:
+    """Attention of one new word: a row with each matrix of a batch."""
+    q = torch.randn(12, 1, 40)
+    k = torch.randn(12, 90, 40).transpose(1, 2) if transpose else torch.randn(12, 40, 90)
+    assert_same(kiln.compile(torch.bmm)(q, k), torch.bmm(q, k), rtol=1e-5, atol=1e-5)
+
+
+def test_expanded_and_strided_operands() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        row = torch.ones(1, 1).expand(2, w.shape[0])
+        return x[:, ::2] @ w, x.t()[::2].t()[:2] @ w, row @ w, x[:1, :32] @ w[:32, ::3]
+
+    args = torch.randn(3, 128), torch.randn(64, 100)
+    for got, want in zip(kiln.compile(f)(*args), f(*args), strict=True):
+        assert_same(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(64, 64, 1024), (10, 128, 700), (128, 33, 2500), (300, 140, 600), (8, 5, 4000)])
+def test_gradients_of_weights(sizes: tuple[int, int, int], threads: int) -> None:
+    """A long sum with few results is cut along the sum; the parts are added up in one order, whoever computes them."""
+    m, n, k = sizes
+    g, x = torch.randn(k, m), torch.randn(k, n)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled = kiln.compile(lambda g, x: g.t() @ x)
+        first = compiled(g, x)
+        assert_same(first, (g.double().t() @ x.double()).float(), rtol=1e-4, atol=1e-3)
+        assert all(torch.equal(compiled(g, x), first) for _ in range(5))
+    finally:
+        torch.set_num_threads(before)
