@@ -144,7 +144,8 @@ class ProductStep final : public LibraryStep {
       gemm::multiply(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_}, {b + i * b_batch_, b_row_, b_col_},
                      c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
     };
-    const double flops = 2.0 * m_ * n_ * k_;
+    // With few rows reading the matrix is the work.
+    const double flops = 2.0 * std::max<int64_t>(m_, 8) * n_ * k_;
     if (batch_ == 1) {
       const gemm::Matrix mb{b, b_row_, b_col_};
       if (const auto kept =

@@ -143,7 +143,9 @@ bool has_few_rows(int64_t m, const Matrix& a, const Matrix& b) {
   return m <= kFewRows && a.col == 1 && (b.row == 1 || b.col == 1);
 }
 
-int64_t few_rows_floats(int64_t m, int64_t n, int64_t k, int threads) { return parts_of(k, threads) * m * n; }
+int64_t few_rows_floats(int64_t m, int64_t n, int64_t k, const Matrix& b, int threads) {
+  return b.row == 1 ? 0 : parts_of(k, threads) * m * n;
+}
 
 void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
                        const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads) {

@@ -8,9 +8,11 @@ namespace kiln::runtime::gemm {
 constexpr int64_t kFewRows = 8;
 /// Whether multiply_few_rows() takes it: rows of A contiguous, B contiguous along its rows or columns.
 bool has_few_rows(int64_t m, const Matrix& a, const Matrix& b);
-/// As multiply(); `workspace` holds few_rows_floats(m, n, k, threads) floats. The epilogue's rows_done is not called.
+/// As multiply(); `workspace` holds few_rows_floats(m, n, k, b, threads) floats. The epilogue's rows_done is not
+/// called.
 void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
                        const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads);
-int64_t few_rows_floats(int64_t m, int64_t n, int64_t k, int threads);
+/// Of b the strides count.
+int64_t few_rows_floats(int64_t m, int64_t n, int64_t k, const Matrix& b, int threads);
 
 }  // namespace kiln::runtime::gemm

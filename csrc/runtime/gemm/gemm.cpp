@@ -354,7 +354,7 @@ void multiply_by_depth(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
 bool reads_b_once(int64_t m) { return m <= 3; }
 
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int threads) {
-  if (has_few_rows(m, a, b)) return few_rows_floats(m, n, k, threads);
+  if (has_few_rows(m, a, b)) return few_rows_floats(m, n, k, b, threads);
   if (const int parts = depth_parts(m, n, k, threads); parts > 1) return parts * part_floats(m, n, k, a, b, parts);
   if (packs_by_panel(n, k, m * k, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
