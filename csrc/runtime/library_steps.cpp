@@ -137,37 +137,36 @@ class ProductStep final : public LibraryStep {
     const float *a = at(frame, a_), *b = at(frame, b_);
     float* c = at(frame, c_);
     const int threads = at::get_num_threads();
-    const gemm::Matrix shape{nullptr, a_row_, a_col_}, b_shape{nullptr, b_row_, b_col_};
-    const int64_t need = std::max(gemm::workspace_floats(m_, n_, k_, shape, b_shape, threads),
-                                  gemm::workspace_floats(m_, n_, k_, shape, b_shape, 1));
+    const gemm::Matrix ma{a, a_row_, a_col_}, mb{b, b_row_, b_col_};
     const auto one = [&](int64_t i, float* work, const gemm::Parallel& parallel, int workers) {
       gemm::multiply(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_}, {b + i * b_batch_, b_row_, b_col_},
                      c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
     };
+    const auto floats = [&](int workers) { return gemm::workspace_floats(m_, n_, k_, ma, mb, workers); };
     // With few rows reading the matrix is the work.
     const double flops = 2.0 * std::max<int64_t>(m_, 8) * n_ * k_;
     if (batch_ == 1) {
-      const gemm::Matrix mb{b, b_row_, b_col_};
       if (const auto kept =
               gemm::reads_b_once(m_) ? nullptr : weight_.packed(frame, gemm::packed_floats(k_, n_), [&](float* to) {
                 gemm::pack(k_, n_, mb, to, parallel_tasks);
               })) {
         const bool alone = flops < 1e6;
         const int workers = alone ? 1 : threads;
-        gemm::multiply_packed(m_, n_, k_, {a, a_row_, a_col_}, kept->data, c, ldc_, epilogue,
-                              workspace(gemm::packed_a_floats(m_, n_, k_, shape, workers)),
+        gemm::multiply_packed(m_, n_, k_, ma, kept->data, c, ldc_, epilogue,
+                              workspace(gemm::packed_a_floats(m_, n_, k_, ma, workers)),
                               alone ? gemm::Parallel(gemm::serial) : gemm::Parallel(parallel_tasks), workers);
         return;
       }
       // Waking the pool costs some microseconds; below that one core is as fast.
       if (flops < 1e6)
-        one(0, workspace(need), gemm::serial, 1);
+        one(0, workspace(floats(1)), gemm::serial, 1);
       else
-        one(0, workspace(need), parallel_tasks, threads);
+        one(0, workspace(floats(threads)), parallel_tasks, threads);
       return;
     }
     if (batch_ >= 2 * threads || flops < 1e6) {
       const int64_t pieces = flops * batch_ < 1e6 ? 1 : std::min<int64_t>(batch_, threads * 4);
+      const int64_t need = floats(1);
       float* const work = workspace(need * pieces);
       parallel_tasks(pieces, [&](int64_t p) {
         for (int64_t i = batch_ * p / pieces; i < batch_ * (p + 1) / pieces; ++i)
@@ -175,7 +174,7 @@ class ProductStep final : public LibraryStep {
       });
       return;
     }
-    float* const work = workspace(need);
+    float* const work = workspace(floats(threads));
     for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
   }
 

@@ -8,9 +8,9 @@
 namespace kiln::runtime::conv {
 namespace {
 
-// Up to half a vector of results; and so many sums for each pixel that transposing the pixels counts for little.
+// So many sums for each pixel that transposing the pixels counts for little.
 constexpr int64_t kFewestTaps = 4, kFewestDepth = 8;
-// A panel of eight columns is the better one from seven results on.
+// Up to half a vector of results. Where there are panels of eight columns, they are better from seven results on.
 int64_t most_channels() { return gemm::narrow_width() == 8 ? 6 : 8; }
 // Products of a band at most: they stay in the second-level cache until they are added.
 constexpr int64_t kBandFloats = 1 << 17;

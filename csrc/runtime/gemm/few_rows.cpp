@@ -92,48 +92,42 @@ KILN_INLINE void add_lines(const Pairs& p, float* y) {
       for (int j = 0; j < kCount; ++j) y[i * p.length + q] += p.a[i * p.row + j] * p.b[j * p.line + q];
 }
 
-// kMany: several lines of B, not one.
-template <int kRows, bool kMany>
-KILN_AVX512 void dots512(const Pairs& p, float* sums) {
-  dots<16, kRows, kMany ? lines_of(16, kRows) : 1>(p, sums);
+/// One of the two, with lines_of() lines of B or with one.
+enum class Form { Dots, AddLines };
+template <Form kForm, int kLanes, int kRows, bool kMany>
+KILN_INLINE void run(const Pairs& p, float* to) {
+  constexpr int kCount = kMany ? lines_of(kLanes, kRows) : 1;
+  if constexpr (kForm == Form::Dots)
+    dots<kLanes, kRows, kCount>(p, to);
+  else
+    add_lines<kLanes, kRows, kCount>(p, to);
 }
-template <int kRows, bool kMany>
-KILN_AVX2 void dots256(const Pairs& p, float* sums) {
-  dots<8, kRows, kMany ? lines_of(8, kRows) : 1>(p, sums);
+template <Form kForm, int kRows, bool kMany>
+KILN_AVX512 void run512(const Pairs& p, float* to) {
+  run<kForm, 16, kRows, kMany>(p, to);
 }
-template <int kRows, bool kMany>
-KILN_AVX512 void add512(const Pairs& p, float* y) {
-  add_lines<16, kRows, kMany ? lines_of(16, kRows) : 1>(p, y);
+template <Form kForm, int kRows, bool kMany>
+KILN_AVX2 void run256(const Pairs& p, float* to) {
+  run<kForm, 8, kRows, kMany>(p, to);
 }
-template <int kRows, bool kMany>
-KILN_AVX2 void add256(const Pairs& p, float* y) {
-  add_lines<8, kRows, kMany ? lines_of(8, kRows) : 1>(p, y);
-}
+
+using Run = void (*)(const Pairs&, float*);
+template <int kLanes, Form kForm, int kRows, bool kMany>
+constexpr Run kRun = kLanes == 16 ? run512<kForm, kRows, kMany> : run256<kForm, kRows, kMany>;
 
 /// What one vector unit does with so many rows.
 struct Kernels {
-  void (*dots[2])(const Pairs&, float*);  // with one line, with lines_of()
-  void (*add[2])(const Pairs&, float*);
+  Run dots[2], add[2];  // with one line, with `lines`
   int64_t lines;
 };
-template <size_t... kRows>
-constexpr std::array<Kernels, kFewRows> all512(std::index_sequence<kRows...>) {
-  return {Kernels{{dots512<kRows + 1, false>, dots512<kRows + 1, true>},
-                  {add512<kRows + 1, false>, add512<kRows + 1, true>},
-                  lines_of(16, kRows + 1)}...};
+template <int kLanes, size_t... kRows>
+constexpr std::array<Kernels, kFewRows> all_of(std::index_sequence<kRows...>) {
+  return {Kernels{{kRun<kLanes, Form::Dots, kRows + 1, false>, kRun<kLanes, Form::Dots, kRows + 1, true>},
+                  {kRun<kLanes, Form::AddLines, kRows + 1, false>, kRun<kLanes, Form::AddLines, kRows + 1, true>},
+                  lines_of(kLanes, kRows + 1)}...};
 }
-template <size_t... kRows>
-constexpr std::array<Kernels, kFewRows> all256(std::index_sequence<kRows...>) {
-  return {Kernels{{dots256<kRows + 1, false>, dots256<kRows + 1, true>},
-                  {add256<kRows + 1, false>, add256<kRows + 1, true>},
-                  lines_of(8, kRows + 1)}...};
-}
-constexpr std::array<Kernels, kFewRows> kKernels512 = all512(std::make_index_sequence<kFewRows>{}),
-                                        kKernels256 = all256(std::make_index_sequence<kFewRows>{});
-
-float finished(float sum, const Epilogue& e, float before, int64_t column) {
-  return sum + (e.accumulate ? before : 0.0f) + (e.bias ? e.bias[column] : 0.0f);
-}
+constexpr std::array<Kernels, kFewRows> kKernels512 = all_of<16>(std::make_index_sequence<kFewRows>{}),
+                                        kKernels256 = all_of<8>(std::make_index_sequence<kFewRows>{});
 
 int64_t parts_of(int64_t k, int threads) { return std::clamp<int64_t>(k / 32, 1, int64_t{4} * threads); }
 
@@ -162,7 +156,7 @@ void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
         for (int64_t i = 0; i < m; ++i)
           for (int64_t v = 0; v < count; ++v) {
             float& at = c[i * ldc + j + v];
-            at = finished(sums[i * count + v], epilogue, at, j + v);
+            at = epilogue.applied(sums[i * count + v], at, j + v);
           }
         j += count;
       }
@@ -180,12 +174,7 @@ void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
       p += count;
     }
   });
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j) {
-      float sum = 0;
-      for (int64_t part = 0; part < parts; ++part) sum += workspace[(part * m + i) * n + j];
-      c[i * ldc + j] = finished(sum, epilogue, c[i * ldc + j], j);
-    }
+  add_parts(workspace, m * n, parts, 0, m, n, c, ldc, epilogue);
 }
 
 }  // namespace kiln::runtime::gemm

@@ -1,8 +1,8 @@
 #pragma once
 #include "runtime/gemm/gemm.h"
 
-// Products of up to three rows with a matrix (a language model that writes word by word, a batch of one). They take as
-// long as reading the matrix does, so it is read where it is, once and in order.
+// Products of a few rows with a matrix (a language model that writes word by word, a small batch). They take as long as
+// reading the matrix does, so it is read where it is, once and in order.
 namespace kiln::runtime::gemm {
 
 constexpr int64_t kFewRows = 8;

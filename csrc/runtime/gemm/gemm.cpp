@@ -27,8 +27,7 @@ auto rows_of(float* c, int64_t ldc) {
 
 void zero_product(int64_t m, int64_t n, float* c, int64_t ldc, const Epilogue& e) {
   for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j)
-      c[i * ldc + j] = (e.accumulate ? c[i * ldc + j] : 0.0f) + (e.bias ? e.bias[j] : 0.0f);
+    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = e.applied(0.0f, c[i * ldc + j], j);
 }
 
 /// Packs rows [i0, i1) of A into tiles of mr rows, k-major.
@@ -248,6 +247,16 @@ void serial(int64_t tasks, const std::function<void(int64_t)>& body) {
   for (int64_t i = 0; i < tasks; ++i) body(i);
 }
 
+void add_parts(const float* summands, int64_t step, int64_t parts, int64_t begin, int64_t end, int64_t n, float* c,
+               int64_t ldc, const Epilogue& epilogue) {
+  for (int64_t i = begin; i < end; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      float sum = summands[i * n + j];
+      for (int64_t part = 1; part < parts; ++part) sum += summands[part * step + i * n + j];
+      c[i * ldc + j] = epilogue.applied(sum, c[i * ldc + j], j);
+    }
+}
+
 const float* zeros() {
   alignas(64) static const float line[kMaxDepth] = {};
   return line;
@@ -336,16 +345,9 @@ void multiply_by_depth(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
                {b.data + p * b.row, b.row, b.col}, partial(part), n, Epilogue{nullptr, p > begin},
                partial(part) + round_up(m * n, 16), serial, 1);
   });
-  parallel(std::min<int64_t>(m, parts), [&](int64_t task) {
-    const int64_t tasks = std::min<int64_t>(m, parts);
-    for (int64_t i = m * task / tasks; i < m * (task + 1) / tasks; ++i) {
-      float* const row = c + i * ldc;
-      for (int64_t j = 0; j < n; ++j) {
-        float sum = partial(0)[i * n + j];
-        for (int part = 1; part < parts; ++part) sum += partial(part)[i * n + j];
-        row[j] = sum + (epilogue.accumulate ? row[j] : 0.0f) + (epilogue.bias ? epilogue.bias[j] : 0.0f);
-      }
-    }
+  const int64_t tasks = std::min<int64_t>(m, parts);
+  parallel(tasks, [&](int64_t task) {
+    add_parts(workspace, floats, parts, m * task / tasks, m * (task + 1) / tasks, n, c, ldc, epilogue);
   });
 }
 

@@ -27,6 +27,11 @@ struct Epilogue {
   bool accumulate = false;      // C += A B instead of C = A B
   const RowsDone* rows_done =
       nullptr;  // called at most once for a row; never, where the product is not made row by row
+
+  /// What is stored for `sum`, in this column, over `before`.
+  float applied(float sum, float before, int64_t column) const {
+    return sum + (accumulate ? before : 0.0f) + (bias ? bias[column] : 0.0f);
+  }
 };
 
 /// Runs body(task) for task in [0, tasks), on any threads; returns when all are done.
@@ -96,6 +101,10 @@ struct PackedB {
   int64_t columns(int64_t panel) const;  // of B in it: the rest of the width is zeros
   int64_t at(const Depths::Block& block, int64_t panel) const;
 };
+
+/// Rows [begin, end) of C from `parts` summands, row-major and n wide, `step` floats apart: added up in their order.
+void add_parts(const float* summands, int64_t step, int64_t parts, int64_t begin, int64_t end, int64_t n, float* c,
+               int64_t ldc, const Epilogue& epilogue);
 
 /// Rows per register tile.
 int64_t tile_rows();

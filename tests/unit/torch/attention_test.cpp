@@ -6,10 +6,6 @@
 namespace kiln::runtime::attention {
 namespace {
 
-const gemm::Parallel kSerial = [](int64_t n, const std::function<void(int64_t)>& f) {
-  for (int64_t i = 0; i < n; ++i) f(i);
-};
-
 template <class T>
 Tensor4<T> view(const at::Tensor& t) {
   return {t.data_ptr<float>(), t.stride(0), t.stride(1), t.stride(2)};
@@ -62,12 +58,14 @@ TEST(Attention, EqualsDoublePrecisionSoftmax) {
     auto out = at::full_like(q, 7), dq = at::full_like(q, 7), dk = at::full_like(k, 7), dv = at::full_like(v, 7);
     auto lse = at::empty({c.batch, c.queries, c.heads}).transpose(1, 2);
     const RowSums sums{lse.data_ptr<float>(), lse.stride(0), lse.stride(1), lse.stride(2)};
-    forward(s, view<const float>(q), view<const float>(k), view<const float>(v), mask, view<float>(out), sums, kSerial);
+    forward(s, view<const float>(q), view<const float>(k), view<const float>(v), mask, view<float>(out), sums,
+            gemm::serial);
     auto again = at::full_like(q, 7);
-    forward(s, view<const float>(q), view<const float>(k), view<const float>(v), mask, view<float>(again), {}, kSerial);
+    forward(s, view<const float>(q), view<const float>(k), view<const float>(v), mask, view<float>(again), {},
+            gemm::serial);
     EXPECT_TRUE(at::equal(again, out));
     backward(s, view<const float>(g), view<const float>(q), view<const float>(k), view<const float>(v), mask,
-             view<const float>(out), sums, view<float>(dq), view<float>(dk), view<float>(dv), kSerial);
+             view<const float>(out), sums, view<float>(dq), view<float>(dk), view<float>(dv), gemm::serial);
 
     const int64_t group = c.heads / c.kv_heads;
     const auto qd = q.to(at::kDouble), gd = g.to(at::kDouble);

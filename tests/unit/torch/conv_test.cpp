@@ -9,10 +9,6 @@
 namespace kiln::runtime::conv {
 namespace {
 
-const gemm::Parallel kSerial = [](int64_t n, const std::function<void(int64_t)>& f) {
-  for (int64_t i = 0; i < n; ++i) f(i);
-};
-
 struct Case {
   int64_t n, ci, co, h, w, kh, kw, stride, pad, dilation;
 };
@@ -73,13 +69,13 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
         const auto packed = at::empty({packed_weight_floats(s) + 16});
         auto* packed_data =
             reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data_ptr<float>()) + 63) & ~uintptr_t{63});
-        pack_weight(s, w.data_ptr<float>(), ws, packed_data, kSerial);
+        pack_weight(s, w.data_ptr<float>(), ws, packed_data, gemm::serial);
         forward_packed(s, x.data_ptr<float>(), packed_data, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned,
-                       kSerial, threads);
+                       gemm::serial, threads);
         expect_close(y.permute({0, 3, 1, 2}), want, "forward_packed");
         y.fill_(7.0f);
         forward(s, x.data_ptr<float>(), w.data_ptr<float>(), ws, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned,
-                kSerial, threads);
+                gemm::serial, threads);
         expect_close(y.permute({0, 3, 1, 2}), want, "forward");
         const auto dy = at::randn({c.n, s.oh, s.ow, c.co});
         const auto [want_dx, want_dw, unused] = at::convolution_backward(
@@ -87,13 +83,13 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
             stride, pad, dilation, false, {0, 0}, 1, {true, true, false});
         const auto run = [&](const gemm::Epilogue& epilogue) {
           backward_input(s, dy.data_ptr<float>(), w.data_ptr<float>(), ws, epilogue, dx.data_ptr<float>(), aligned,
-                         kSerial, threads);
+                         gemm::serial, threads);
           return dx.permute({0, 3, 1, 2});
         };
         expect_close(run({}), want_dx, "backward_input");
         const auto shift = at::randn({c.ci});
         expect_close(run({shift.data_ptr<float>()}), want_dx + shift.view({-1, 1, 1}), "transposed convolution");
-        backward_weight(s, x.data_ptr<float>(), dy.data_ptr<float>(), dw.data_ptr<float>(), ws, aligned, kSerial,
+        backward_weight(s, x.data_ptr<float>(), dy.data_ptr<float>(), dw.data_ptr<float>(), ws, aligned, gemm::serial,
                         threads);
         expect_close(dw, want_dw, "backward_weight");
       }
