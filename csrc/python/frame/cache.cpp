@@ -41,6 +41,7 @@ void CodeCache::clear() {
   changing_numbers.clear();
   constant_numbers.clear();
   breaking_items.clear();
+  late_sizes = {};
 }
 
 CodeInfo::CodeInfo() { all_infos().insert(this); }

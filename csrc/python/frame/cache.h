@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "python/frame/late_sizes.h"
 #include "python/frame/leave.h"
 #include "python/frame/mode.h"
 #include "python/guards/tree.h"
@@ -63,10 +64,11 @@ struct CodeCache {
   /// Calls of item() whose value the program needs.
   std::unordered_set<std::string> breaking_items;
   struct Owner {
-    int64_t compiles = 0;
-    bool eager = false;  // has reached the limit
+    int64_t compiles = 0;  // without late ones
+    bool eager = false;    // has reached the limit
   };
   std::unordered_map<const void*, Owner> owners;
+  LateSizes late_sizes;
   void clear();
 };
 

@@ -2,6 +2,9 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "aten/schema.h"
 #include "base/bisect.h"
 #include "base/error.h"
@@ -315,6 +318,13 @@ std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& 
   return text;
 }
 
+/// Drops the entry of `owner` that was used the longest ago if there are more than `most`.
+void drop_oldest(CodeCache& cache, const void* owner, int64_t most) {
+  const auto own = [&](const EntryPtr& e) { return e->owner == owner; };
+  if (std::count_if(cache.entries.begin(), cache.entries.end(), own) <= most) return;
+  cache.entries.erase(std::next(std::find_if(cache.entries.rbegin(), cache.entries.rend(), own)).base());
+}
+
 }  // namespace
 
 void set_to_fx(ToFx f, AtenToFx g) {
@@ -326,7 +336,7 @@ std::string place_of(PyCodeObject* code) {
   return name_of(code) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
 }
 
-EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target) {
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target, bool late_sizes) {
   const ConfigPtr& config = target.config;
   CodeCache& cache = *target.cache;
   CodeCache::Owner& owner = cache.owners[target.owner];
@@ -347,12 +357,13 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     for (const auto& source : cache.entries.front()->tree.changed_numbers(call_of(code, frame)))
       cache.changing_numbers.insert(source->text());
   const int64_t limit = options().recompile_limit;
-  const bool all = cache.compiles >= kOwners * limit;
-  if (all || owner.compiles >= limit) {
+  const bool all = cache.compiles - cache.late_sizes.made() >= kOwners * limit;
+  if (!late_sizes && (all || owner.compiles >= limit)) {
     const std::string text =
         "kiln: " + place + " was compiled " + std::to_string(all ? cache.compiles : owner.compiles) +
-        " times, the recompile limit; other calls run in eager from now on. Guards that failed this time:\n" +
-        failures(code, frame, cache) +
+        " times, the recompile limit; other calls run in eager from now on" +
+        (options().size_limit > 0 ? ", unless sizes come so often that a compile pays" : "") +
+        ". Guards that failed this time:\n" + failures(code, frame, cache) +
         "Hint: raise kiln.config.recompile_limit, or make what changes a tensor. KILN_LOGS=recompiles shows each.";
     if (config->fullgraph) raise("RecompileLimit", text);
     (all ? cache.eager : owner.eager) = true;
@@ -364,11 +375,16 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     return nullptr;
   }
   try {
+    const auto start = std::chrono::steady_clock::now();
     EntryPtr entry = build(tstate, frame, cache, *config);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    cache.late_sizes.took(seconds);
+    mode().compile_seconds += seconds;
     entry->id = cache.compiles++;
     entry->owner = target.owner;
-    ++cache.owners[target.owner].compiles;
+    if (!late_sizes) ++cache.owners[target.owner].compiles;
     cache.entries.insert(cache.entries.begin(), entry);
+    if (late_sizes) drop_oldest(cache, target.owner, limit + options().size_limit);
     return entry;
   } catch (const py::PythonError&) {
     throw;

@@ -1,5 +1,7 @@
 #include "python/frame/hook.h"
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "aten/modes.h"
@@ -179,6 +181,34 @@ std::vector<py::Ref> run_region(Entry& entry, PyObject* const* values, guards::O
   return entry.leave->run(outputs, values + entry.num_inputs);
 }
 
+/// For a call that differs from an entry of the owner's in sizes alone: what tells its sizes from others. The oldest
+/// such entry is asked, so that equal sizes have one key; the very first is often for the state before an optimizer's
+/// first step.
+std::optional<uint64_t> other_sizes(const Target& target, const guards::Call& call) {
+  CodeCache& cache = *target.cache;
+  if (cache.eager || mode().run_only || options().size_limit <= 0) return std::nullopt;
+  std::vector<Entry*> own;
+  for (const EntryPtr& e : cache.entries)
+    if (e->owner == target.owner && e->globals.get() == call.globals) own.push_back(e.get());
+  std::sort(own.begin(), own.end(), [](const Entry* a, const Entry* b) { return a->id < b->id; });
+  for (Entry* e : own)
+    if (const std::optional<uint64_t> key = e->tree.sizes_key(call)) return key;
+  return std::nullopt;
+}
+
+/// Runs the frame as it is, and tells `cache` what calls of such sizes cost. What it calls may be compiled, which is
+/// not counted.
+PyObject* run_for_sizes(PyThreadState* tstate, py311::Frame* frame, CodeCache& cache, uint64_t sizes) {
+  Mode& m = mode();
+  Scoped<bool> vary(m.sizes_vary, true);
+  const double compiles = m.compile_seconds;
+  const auto start = std::chrono::steady_clock::now();
+  PyObject* result = run_plainly(tstate, frame, 0);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (result) cache.late_sizes.ran(sizes, seconds - (m.compile_seconds - compiles));
+  return result;
+}
+
 PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& target) {
   const guards::Call call = call_of(target, frame->localsplus, target.code->co_nlocalsplus - target.code->co_nfreevars);
   std::vector<PyObject*> values;
@@ -188,11 +218,20 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
     const auto eager = [&] {
       return target.cache->eager || target.cache->owners[target.owner].eager || mode().run_only;
     };
-    if (eager()) return run_plainly(tstate, frame, 0);
+    const bool vary = mode().sizes_vary;
+    const std::optional<uint64_t> sizes = eager() || vary ? other_sizes(target, call) : std::nullopt;
+    const bool late = sizes.has_value();
+    const uint64_t key = sizes.value_or(0);
+    // The outermost frame is the one to be compiled for its sizes.
+    if (late ? vary : eager()) return run_plainly(tstate, frame, 0);
+    if (late && !target.cache->late_sizes.pays(key)) return run_for_sizes(tstate, frame, *target.cache, key);
     std::optional<CompileTurn> turn(std::in_place);
     if (turn->waited()) entry = find_entry(target, call, values, owned);
     try {
-      if (!entry && *turn && !eager()) entry = compile_frame(tstate, frame, target);
+      if (!entry && *turn && (late || !eager())) {
+        entry = compile_frame(tstate, frame, target, late);
+        if (late) target.cache->late_sizes.compiled(key, static_cast<bool>(entry));
+      }
     } catch (const NotYet& e) {
       log_artifact(Topic::recompiles, place_of(target.code), std::string("this call runs in eager: ") + e.what());
       // A program that goes another way in eager never does what its capture waits for.

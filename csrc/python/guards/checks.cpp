@@ -1,8 +1,10 @@
 #include "python/guards/checks.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "aten/convert.h"
+#include "base/hash.h"
 #include "python/cpython/tensor.h"
 #include "python/guards/contents.h"
 #include "python/guards/text.h"
@@ -67,6 +69,20 @@ bool check_tensor(PyObject* o, const TensorFacts& f) {
   }
   if (impl->requires_grad() != f.requires_grad) return false;
   return leaf(impl, t) == f.is_leaf;
+}
+
+std::optional<uint64_t> other_sizes(PyObject* o, const TensorFacts& f) {
+  if (!py::is_tensor(o)) return std::nullopt;
+  const c10::TensorImpl* impl = THPVariable_Unpack(o).unsafeGetTensorImpl();
+  if (impl->has_symbolic_sizes_strides() || impl->dim() != f.dim || impl->layout() != at::kStrided) return std::nullopt;
+  TensorFacts own = f;
+  int64_t* values = f.dim <= 4 ? own.few.data() : own.many.data();
+  std::copy(impl->sizes().begin(), impl->sizes().end(), values);
+  if (f.has_strides) std::copy(impl->strides().begin(), impl->strides().end(), values + f.dim);
+  if (!check_tensor(o, own)) return std::nullopt;
+  size_t hash = 0;
+  for (int64_t i = 0; i < f.dim * (f.has_strides ? 2 : 1); ++i) hash_combine(hash, values[i]);
+  return hash;
 }
 
 std::string explain_tensor(PyObject* o, const TensorFacts& f) {

@@ -2,6 +2,7 @@
 #include <Python.h>
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "python/guards/guard.h"
@@ -27,6 +28,8 @@ struct TensorFacts {
 TensorFacts tensor_facts(const Guard& guard);
 /// True if `o` is a tensor of exactly these facts. Runs no Python code. About 10 ns.
 bool check_tensor(PyObject* o, const TensorFacts& facts);
+/// If `o` is a tensor of these facts but for its sizes and strides: a hash of its own.
+std::optional<uint64_t> other_sizes(PyObject* o, const TensorFacts& facts);
 /// Which fact differs, for the recompile log ("size 0: expected 4, got 5"); empty if none.
 std::string explain_tensor(PyObject* o, const TensorFacts& facts);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
@@ -31,6 +32,13 @@ std::string step_key(const Source& s, int parent, int key_node) {
   if (s.object) k += std::to_string(reinterpret_cast<uintptr_t>(s.object.get()));
   if (s.kind == Source::Kind::Attr) k += "/" + s.name;
   return k;
+}
+
+/// A hash of the int `value` where the guard is about another one.
+std::optional<uint64_t> other_int(PyObject* value, const Guard& guard) {
+  if (guard.kind != Guard::Kind::Equals || !PyLong_CheckExact(value) || !PyLong_CheckExact(guard.object.get()))
+    return std::nullopt;
+  return static_cast<uint64_t>(PyObject_Hash(value));
 }
 
 }  // namespace
@@ -397,6 +405,30 @@ bool GuardTree::run_slow(const Call& call, Owned& owned, int* failed_guard, int*
   return true;
 }
 
+void GuardTree::suspect(int node) {
+  suspects_.clear();
+  const auto add = [&](const auto& self, int id) -> void {
+    if (id < 0 || std::find(suspects_.begin(), suspects_.end(), id) != suspects_.end()) return;
+    self(self, nodes_[id].parent);
+    self(self, nodes_[id].key_node);
+    suspects_.push_back(id);
+  };
+  add(add, node);
+}
+
+bool GuardTree::fails_as_before(const Call& call, Owned& owned) {
+  for (int id : suspects_) {
+    const Node& n = nodes_[id];
+    PyObject* value = fetch(n, n.parent >= 0 ? values_[n.parent] : nullptr,
+                            n.key_node >= 0 ? values_[n.key_node] : nullptr, call, owned);
+    values_[id] = value;
+    if (!value) return true;
+    for (int g : n.checks)
+      if (!holds(g, value, nullptr)) return true;
+  }
+  return false;
+}
+
 bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   if (has_fast_) {
     const Outcome outcome = run_fast(call, owned);
@@ -408,8 +440,12 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
     if (outcome == Outcome::Fails) return false;
     owned.clear();
   }
+  if (fails_as_before(call, owned)) return false;
   int guard, node;
-  if (!run_slow(call, owned, &guard, &node)) return false;
+  if (!run_slow(call, owned, &guard, &node)) {
+    suspect(guard >= 0 ? ends_[guard].first : node);
+    return false;
+  }
   for (size_t i = 0; i < wanted_.size(); ++i) values[i] = values_[wanted_[i]];
   if (!written_apart(values)) return false;
   if (has_fast_ && failed_.node >= 0) {
@@ -448,6 +484,33 @@ std::vector<SourcePtr> GuardTree::changed_numbers(const Call& call) {
     values_[id] = value;
   }
   return changed;
+}
+
+std::optional<uint64_t> GuardTree::sizes_key(const Call& call) {
+  Owned owned;
+  size_t key = 0;
+  bool differs = false;
+  for (int g : globals_)
+    if (!holds(g, nullptr, nullptr)) return std::nullopt;
+  for (int id : order_) {
+    const Node& n = nodes_[id];
+    PyObject* value = fetch(n, n.parent >= 0 ? values_[n.parent] : nullptr,
+                            n.key_node >= 0 ? values_[n.key_node] : nullptr, call, owned);
+    values_[id] = value;
+    if (!value) return std::nullopt;
+    for (int g : n.checks) {
+      if (holds(g, value, nullptr)) continue;
+      const std::optional<uint64_t> other =
+          guards_[g].kind == Guard::Kind::Tensor ? other_sizes(value, facts_[g]) : other_int(value, guards_[g]);
+      if (!other) return std::nullopt;
+      differs = true;
+      hash_combine(key, id);
+      hash_combine(key, *other);
+    }
+  }
+  for (int g : binary_)
+    if (!holds(g, values_[ends_[g].first], values_[ends_[g].second])) return std::nullopt;
+  return differs ? std::optional<uint64_t>(key) : std::nullopt;
 }
 
 std::string GuardTree::failure(const Call& call) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <Python.h>
 
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -51,6 +52,9 @@ class GuardTree {
   bool check(const Call& call, PyObject** values, Owned& owned);
   /// The text of the first guard that fails for `call`, with what was found instead; "" if all hold.
   std::string failure(const Call& call);
+  /// If `call` differs from what was captured in the sizes and strides of tensors and in ints alone: a number that
+  /// tells such calls apart.
+  std::optional<uint64_t> sizes_key(const Call& call);
   /// Sources of floats and ints that are guarded by value and have another value in `call`, as far as it can be read.
   std::vector<SourcePtr> changed_numbers(const Call& call);
   const std::vector<Guard>& guards() const { return guards_; }
@@ -123,6 +127,8 @@ class GuardTree {
   bool all_distinct();
   bool written_apart(PyObject* const* values);
   bool run_slow(const Call& call, Owned& owned, int* failed_guard, int* failed_node);
+  void suspect(int node);
+  bool fails_as_before(const Call& call, Owned& owned);
   enum class Outcome : uint8_t { Holds, Fails, Unknown };
   Outcome run_fast(const Call& call, Owned& owned);
   void make_fast();
@@ -159,6 +165,9 @@ class GuardTree {
   std::vector<PyObject*> sorted_;  // scratch
   bool has_fast_ = false;
   WordNode failed_ = {-1, false};  // the assumption that failed last
+  /// The nodes that lead to the one whose guard failed last, and that one: of several entries most fail each time at
+  /// the same guard, far down the tree.
+  std::vector<int> suspects_;
   int64_t slow_runs_ = 0;
 };
 

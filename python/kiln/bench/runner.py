@@ -33,7 +33,7 @@ class Result:
     first: float = 0.0
     times: list[float] = dataclasses.field(default_factory=list)
     memory: int = 0
-    peak_gflops: float | None = None
+    peaks: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # per round: step in s, peak in GFLOPS
     error: str = ""
 
     @property
@@ -85,7 +85,7 @@ class Cell:
         answer = self.ask("round")
         self.result.times += answer.get("times", [])
         if answer.get("peak_gflops"):
-            self.result.peak_gflops = max(self.result.peak_gflops or 0.0, answer["peak_gflops"])
+            self.result.peaks.append((statistics.median(answer["times"]), answer["peak_gflops"]))
 
     def end(self) -> None:
         self.result.memory = self.ask("end").get("memory", 0)
@@ -206,7 +206,9 @@ def value_of(figure: Figure, rows: dict[tuple[str, str], dict[str, Result]]) -> 
     elif figure.metric == "peak":
         name = figure.phase.split("|")[0]
         _, m, k, n = next(p for p in PRODUCTS if p[0] == name)
-        value = 2.0 * m * k * n / ours.median / 1e9 / (ours.peak_gflops or float("nan"))
+        # Within a round: a host that takes cores away for a while takes them from both.
+        gflop = 2.0 * m * k * n / 1e9
+        value = statistics.median(gflop / step / peak for step, peak in ours.peaks) if ours.peaks else float("nan")
     elif figure.metric == "memory":
         value = min(r.memory for r in others) / max(ours.memory, 1)
     elif figure.metric == "first":
