@@ -1,4 +1,5 @@
 #include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -573,6 +574,7 @@ TraceState::BackwardScope::~BackwardScope() {
 
 Joint trace_joint(const Program& program, const std::vector<at::Tensor>& examples) {
   Tracer tracer(examples);
+  const at::DisableRecordFunctionGuard not_profiled;  // it would look into tensors without data
   struct Activate {
     explicit Activate(Tracer* t) : before(std::exchange(active, t)) {}
     ~Activate() { active = before; }

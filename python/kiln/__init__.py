@@ -16,7 +16,7 @@ _check.check_versions()
 
 import torch  # noqa: E402  (kiln._C links against it, so it is loaded first)
 
-from kiln import exc  # noqa: E402
+from kiln import _optimizers, exc  # noqa: E402
 from kiln._build_info import VERSION as __version__  # noqa: E402
 from kiln.api import (  # noqa: E402
     allow_in_graph,
@@ -61,4 +61,5 @@ __all__ = [
     "run",
     "set_logs",
 ]
+_optimizers.call_directly()
 del torch

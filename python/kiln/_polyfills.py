@@ -57,6 +57,16 @@ def warn_in(namespace, message, category, file, line):
     warnings.warn_explicit(message, category, file, line, namespace["__name__"], registry)
 
 
+def optimizer_step(step, optimizer, *args, **kwargs):
+    """``step(optimizer, ...)``, with gradients where the optimizer was made ``differentiable``."""
+    before = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(optimizer.defaults["differentiable"])
+        return step(optimizer, *args, **kwargs)
+    finally:
+        torch.set_grad_enabled(before)
+
+
 def catch_warnings___init__(self, *, record=False, module=None, action=None, category=Warning, lineno=0, append=False):
     """As warnings', without a look at sys.modules, which changes with every import."""
     self._record = record

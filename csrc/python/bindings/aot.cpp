@@ -31,7 +31,7 @@ class PythonArtifact : public runtime::Artifact {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     std::vector<at::Tensor> changed;
     for (size_t i : counted_) changed.push_back(inputs[i]);
-    pb::gil_scoped_acquire gil;
+    const PythonScope python;
     at::AutoGradMode no_grad(false);
     pb::object result;
     {
@@ -63,7 +63,7 @@ class PythonArtifact : public runtime::Artifact {
 
 compiler::GraphCompiler python_compiler(pb::object forward, pb::object backward) {
   return [forward, backward](const graph::Graph& g, const std::string& which) -> std::shared_ptr<runtime::Artifact> {
-    pb::gil_scoped_acquire gil;
+    const PythonScope python;
     pb::object gm;
     try {
       gm = pb::reinterpret_steal<pb::object>(aten_to_fx(g).release());

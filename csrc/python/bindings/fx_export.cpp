@@ -11,6 +11,7 @@
 #include "aten/schema.h"
 #include "python/bindings/fx.h"
 #include "python/pch.h"
+#include "runtime/aten_artifact.h"
 
 namespace kiln::bindings {
 namespace {
@@ -34,6 +35,7 @@ class Exporter {
     operator_ = pb::module_::import("operator");
     metadata_ = pb::module_::import("torch.fx.passes.shape_prop").attr("TensorMetadata");
     graph_ = fx_.attr("Graph")();
+    root_ = pb::module_::import("torch").attr("nn").attr("Module")();
   }
 
   pb::object run() {
@@ -53,17 +55,32 @@ class Exporter {
     pb::list outputs;
     for (const Arg& a : g_.outputs()) outputs.append(object(a));
     graph_.attr("output")(pb::tuple(outputs));
-    return fx_.attr("GraphModule")(pb::module_::import("torch").attr("nn").attr("Module")(), graph_);
+    return fx_.attr("GraphModule")(root_, graph_);
   }
 
  private:
   // --- constants ---
   /// Strings and lists with the marks that capture writes for objects that a graph cannot hold: "target::N", "...",
   /// ["slice", start, stop, step], ["tuple", ...].
-  pb::object marked_string(const std::string& s) const {
+  pb::object marked_string(const std::string& s) {
     if (!targets_.empty() && s == "...") return pb::ellipsis();
-    if (auto target = target_of(s)) return *target;
+    if (const auto target = target_of(s)) return argument(*target);
     return pb::str(s);
+  }
+  /// An object as an argument of a node: the code that torch.fx writes has no text for it, so it is an attribute of the
+  /// module. Python's types that stand for a dtype are that dtype.
+  pb::object argument(const pb::object& o) {
+    for (const auto& [type, dtype] : {std::pair{&PyBool_Type, DType::Bool}, {&PyLong_Type, DType::Int64},
+                                      {&PyFloat_Type, DType::Float64}, {&PyComplex_Type, DType::Complex128}})
+      if (o.ptr() == reinterpret_cast<PyObject*>(type)) return dtype_object(dtype);
+    pb::object& node = attributes_[o.ptr()];
+    if (!node) node = attribute("_constant" + std::to_string(attributes_.size() - 1), o);
+    return node;
+  }
+  /// A get_attr node of the module's attribute `name`, which is `o` from now on.
+  pb::object attribute(const std::string& name, const pb::object& o) {
+    root_.attr(name.c_str()) = o;
+    return graph_.attr("create_node")("get_attr", name);
   }
   std::optional<pb::object> target_of(const std::string& s) const {
     if (targets_.empty() || !s.starts_with("target::")) return std::nullopt;
@@ -227,8 +244,34 @@ class Exporter {
     return found.attr(dot == std::string::npos ? "default" : name.substr(dot + 1).c_str());
   }
 
+  /// A tensor whose numbers the graph knows, as AOT compilers are used to it: an attribute of the module, copied by each
+  /// run, since a result may be written.
+  void constant(const Node& n) {
+    pb::object tensor =
+        pb::reinterpret_steal<pb::object>(THPVariable_Wrap(runtime::constant_tensor(n)));
+    const pb::object kept = attribute("_tensor_constant" + std::to_string(num_tensors_++), tensor);
+    describe(kept, pb::none(), n.results, false);
+    create("call_function", aten_overload("aten::lift_fresh_copy"), pb::make_tuple(kept), pb::dict(), n);
+  }
+
+  /// Python's `a += b` where `a` is a number, of which torch.fx would write code that assigns to it: `a + b`.
+  pb::object without_assignment(const pb::object& target, const pb::list& args) const {
+    if (args.empty() || pb::isinstance(args[0], fx_.attr("Node")) || !pb::hasattr(target, "__module__") ||
+        !pb::str("_operator").equal(target.attr("__module__")))
+      return target;
+    const auto name = pb::cast<std::string>(target.attr("__name__"));
+    if (name.size() < 2 || name[0] != 'i') return target;
+    // iand is and_, ior is or_
+    for (const std::string& plain : {name.substr(1), name.substr(1) + "_"})
+      if (pb::hasattr(operator_, ("__" + name + "__").c_str()) && pb::hasattr(operator_, plain.c_str()))
+        return operator_.attr(plain.c_str());
+    return target;
+  }
+
   void call(const Node& n) {
+    static const graph::Op kConstant("kiln::tensor_constant");
     const std::string& name = n.op.name();
+    if (n.op == kConstant) return constant(n);
     if (const aten::OpInfo* op = aten::find_op(n.op)) return aten_call(n, *op);
     pb::list args;
     for (const Arg& a : n.args) args.append(object(a));
@@ -244,7 +287,7 @@ class Exporter {
       create("call_method", method, pb::tuple(args), kwargs, n);
       return;
     }
-    create("call_function", target, pb::tuple(args), kwargs, n);
+    create("call_function", without_assignment(target, args), pb::tuple(args), kwargs, n);
   }
 
   /// The name under which a method of Tensor is called ("view" for torch.Tensor.view), else None. Operators' slots
@@ -314,7 +357,9 @@ class Exporter {
   bool grad_ = start_.grad;
   DType autocast_ = start_autocast();
   pb::object entered_;  // the autocast that is on
-  pb::object fx_, operator_, metadata_, graph_;
+  pb::object fx_, operator_, metadata_, graph_, root_;
+  std::unordered_map<PyObject*, pb::object> attributes_;  // nodes of objects that are arguments
+  size_t num_tensors_ = 0;
   std::unordered_map<const Node*, pb::object> nodes_;
   std::unordered_map<Value, pb::object> items_;
   std::unordered_map<const graph::StackTrace*, pb::object> traces_;

@@ -5,6 +5,7 @@
 
 #include "aten/convert.h"
 #include "aten/schema.h"
+#include "aten/trace.h"
 #include "graph/infer.h"
 #include "python/bindings/fx.h"
 #include "python/cpython/tensor.h"
@@ -36,6 +37,8 @@ class Importer {
         placeholder(node);
       else if (kind == "call_function")
         call(node);
+      else if (kind == "get_attr")
+        constant(gm, node);
       else if (kind == "output")
         output(node);
       else
@@ -56,6 +59,20 @@ class Importer {
     set(node, g_->add_input(name_of(node), inputs_[index])->out());
   }
 
+  /// A tensor that the module keeps: its numbers are the graph's.
+  void constant(const pb::object& gm, const pb::object& node) {
+    const pb::object kept = pb::module_::import("operator").attr("attrgetter")(node.attr("target"))(gm);
+    if (!py::is_tensor(kept.ptr())) throw Unsupported("a GraphModule with an attribute that is no tensor");
+    const at::Tensor t = THPVariable_Unpack(kept.ptr());
+    if (!aten::can_be_constant(t)) throw Unsupported("a GraphModule with a tensor that is no small constant");
+    TensorMeta meta = aten::meta_of(t);
+    meta.strides = graph::contiguous_strides(meta.sizes);
+    meta.offset = 0;
+    set(node, g_->add_call(graph::Op("kiln::tensor_constant"), aten::constant_args(aten::numbers_of(t), meta), {meta},
+                           name_of(node))
+                  ->out());
+  }
+
   void output(const pb::object& node) {
     pb::object result = node.attr("args")[pb::int_(0)];
     if (!pb::isinstance<pb::tuple>(result) && !pb::isinstance<pb::list>(result)) result = pb::make_tuple(result);
@@ -72,6 +89,7 @@ class Importer {
     std::string name = pb::cast<std::string>(schema.attr("name"));
     if (const auto overload = pb::cast<std::string>(schema.attr("overload_name")); !overload.empty())
       name += "." + overload;
+    if (name == "aten::lift_fresh_copy") return set(node, get(args[0]));  // graphs do not write to constants
     const aten::OpInfo& op = aten::get_op(name);
     const pb::dict kwargs = node.attr("kwargs");
     const auto& arguments = op.schema().arguments();

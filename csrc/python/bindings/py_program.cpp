@@ -4,7 +4,6 @@
 #include "python/cpython/tensor.h"
 
 namespace kiln::bindings {
-
 namespace {
 
 at::Tensor to_tensor(PyObject* o) {
@@ -29,7 +28,7 @@ joint::Program python_program(pybind11::object fn) {
     delete o;
   });
   return [held](const std::vector<at::Tensor>& inputs) {
-    pybind11::gil_scoped_acquire gil;
+    const PythonScope python;
     pybind11::tuple args(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i)
       args[i] = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(inputs[i]));

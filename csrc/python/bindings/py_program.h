@@ -1,8 +1,20 @@
 #pragma once
 #include "joint/joint.h"
 #include "python/bindings/bindings.h"
+#include "python/frame/mode.h"
 
 namespace kiln::bindings {
+
+/// Where C++ calls the Python code of a traced program or of a compiled graph: the GIL is held, and nothing of that code
+/// is compiled, though the call may come from the backward of a compiled function whose eager parts are running.
+class PythonScope {
+ public:
+  PythonScope() : quiet_(frame::mode().config, nullptr) {}
+
+ private:
+  pybind11::gil_scoped_acquire gil_;
+  frame::Scoped<frame::ConfigPtr> quiet_;
+};
 
 /// A Python function of tensors as a joint::Program: called with as many positional tensors, returns a tensor, None, or
 /// a list or tuple of these. Takes the GIL to call; a Python exception passes through as pybind11::error_already_set.

@@ -695,12 +695,16 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     PyObject* closure = frame->f_func->func_closure;
     for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i) {
       const char* name = py311::local_name(code, code->co_nlocalsplus - code->co_nfreevars + static_cast<int>(i));
-      for (const char* wrapped : {"fn", "init", "setstate"})
+      for (const char* wrapped : {"fn", "func", "init", "setstate"})
         if (strcmp(name, wrapped) == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
     }
     if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
     int rest = 0;
-    const std::vector<PyObject*> given = positional_arguments(frame, &rest);
+    std::vector<PyObject*> given = positional_arguments(frame, &rest);
+    if (peer == PeerCode::StepWrapper) {
+      static PyObject* step = PyObject_GetAttrString(polyfills(), "optimizer_step");
+      given.insert(given.begin(), std::exchange(fn, step));
+    }
     py::Ref args = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
     for (size_t i = 0; args && i < given.size(); ++i)
       PyTuple_SET_ITEM(args.get(), static_cast<Py_ssize_t>(i), Py_NewRef(given[i]));
@@ -755,6 +759,9 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
       if (name == marker) kind = PeerCode::Marker;
   } else if (name == "_disable_dynamo.<locals>.inner" && file.find("/torch/_compile.py") != std::string::npos) {
     kind = PeerCode::Wrapper;
+  } else if (name == "_use_grad_for_differentiable.<locals>._use_grad" &&
+             file.find("/torch/optim/optimizer.py") != std::string::npos) {
+    kind = PeerCode::StepWrapper;  // it imports the other compiler, to break its graphs
   }
   Py_INCREF(code);
   return (*known)[code] = kind;

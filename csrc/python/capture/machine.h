@@ -240,7 +240,7 @@ class Machine {
                               PyObject* kwnames);  // tensors.cpp
   bool is_torch_operator(PyObject* o);
   /// Code of the compiler that PyTorch ships: wrappers are looked through, markers ignored, the rest breaks.
-  enum class PeerCode : uint8_t { None, Wrapper, Marker, Polyfill, Other };
+  enum class PeerCode : uint8_t { None, Wrapper, StepWrapper, Marker, Polyfill, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
   // loads.cpp

@@ -132,8 +132,8 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
     *out = Arg(Arg::List{Arg("slice"), start, stop, step});
   } else if (o == Py_Ellipsis) {
     *out = Arg("...");
-  } else if (has_fake(o)) {
-    return false;
+  } else if (has_fake(o) || PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(o)), "__torch_function__")) {
+    return false;  // the latter has the call done by what it calls in turn
   } else {
     *out = Arg(target_op(o).name());
   }

@@ -1,5 +1,6 @@
 #include "python/frame/compile.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
@@ -345,6 +346,8 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   const std::string place = place_of(code);
   // Nothing that runs for the compile itself is to be compiled.
   Scoped<ConfigPtr> quiet(mode().config, nullptr);
+  // A profiler would record operators that run on stand-ins, whose memory it cannot ask for.
+  const at::DisableRecordFunctionGuard not_profiled;
   OptionScope scope(*config);
   if (const char* why = guards::eager_only()) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + ": " + why);

@@ -72,11 +72,12 @@ bool names_torch(PyCodeObject* code, PyObject* globals) {
   return false;
 }
 
-/// Frames of torch.compile: it has an evaluator of its own, and what it runs is its.
+/// Frames of torch.compile: it has an evaluator of its own, and what it runs is its. So is what PyTorch keeps from it.
 bool of_other_compiler(PyCodeObject* code) {
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   if (!file) PyErr_Clear();
-  return file && std::string_view(file).starts_with(folders->torch + "_dynamo/");
+  return file &&
+         (std::string_view(file).starts_with(folders->torch + "_dynamo/") || file == folders->torch + "_compile.py");
 }
 
 }  // namespace
