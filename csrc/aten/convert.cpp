@@ -67,7 +67,7 @@ at::ScalarType scalar_type_of(DType t) {
     case DType::Opaque:
       break;
   }
-  throw InternalError("an opaque dtype has no scalar type");
+  throw Unsupported("a tensor of a dtype that kiln does not know");
 }
 
 graph::Device device_of(const c10::Device& d) {
@@ -147,6 +147,7 @@ graph::Layout layout_of(at::Layout l) {
 }
 
 graph::TensorMeta meta_of(const at::Tensor& t) {
+  if (t.layout() != at::kStrided) throw Unsupported("a tensor of layout " + c10::str(t.layout()));
   graph::TensorMeta m;
   m.dtype = dtype_of(t.scalar_type());
   m.sizes = t.sizes().vec();

@@ -203,8 +203,8 @@ struct Call {
 }  // namespace
 
 std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  if ((op.kind != OpKind::Functional && op.kind != OpKind::InPlace) || op.factory || op.random || op.needs_data)
-    return "";
+  if ((op.kind != OpKind::Functional && op.kind != OpKind::InPlace) || op.factory || op.needs_data) return "";
+  if (op.random && op.kind != OpKind::InPlace) return "";
   if (!op.op.name().starts_with("aten::")) return "";
   const Call call(op, args);
   if (!call.possible) return "";

@@ -64,12 +64,15 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return schema.returns().empty();
 }
 
-/// Why an operator stays outside of graphs, whatever it is called with; empty if nothing speaks against it.
-std::string refusal(const c10::OperatorHandle& op) {
+/// Why a call of an operator stays outside of graphs; empty if nothing speaks against it.
+std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const auto& schema = op.schema();
   const std::string& name = op.operator_name().name;
   if (name == "aten::_make_dual" || name == "aten::_unpack_dual") return name + " is of forward-mode differentiation";
   if (!schema.is_mutable()) return "";
+  if (name == "aten::set_") return name + " gives a tensor other memory";
+  if ((name == "aten::resize_" || name == "aten::resize_as_") && args[0].toTensor().requires_grad())
+    return name + " of a tensor that requires grad";
   // PyTorch's functionalization has no form of these for empty lists among what they write.
   if (name.starts_with("aten::_fused_")) return name + " updates lists of tensors in place";
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) &&
@@ -92,11 +95,13 @@ std::string backward_needs_data(const c10::OperatorHandle& op, c10::ArrayRef<c10
   return "";
 }
 
-/// Whether the gradient of an embedding would be a sparse tensor.
+/// Whether the gradient of an embedding, or of gather, would be a sparse tensor.
 bool has_sparse_gradient(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
-  const std::optional<int> sparse = op.schema().argumentIndexWithName("sparse");
-  return sparse && args[static_cast<size_t>(*sparse)].isBool() && args[static_cast<size_t>(*sparse)].toBool() &&
-         needs_gradient(args[0]);
+  for (const char* name : {"sparse", "sparse_grad"})
+    if (const std::optional<int> sparse = op.schema().argumentIndexWithName(name))
+      return args[static_cast<size_t>(*sparse)].isBool() && args[static_cast<size_t>(*sparse)].toBool() &&
+             needs_gradient(args[0]);
+  return false;
 }
 
 /// Whether one of a call's arguments is of a transform, which may have ended (the tensors that a vjp function keeps).
@@ -151,7 +156,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       fail(*trace, "unsupported-operator-argument", op.operator_name().name + ": " + e.what());
     }
   }
-  if (const std::string why = refusal(op); !why.empty()) fail(*trace, "unsupported-operator", why);
+  if (const std::string why = refusal(op, given); !why.empty()) fail(*trace, "unsupported-operator", why);
   if (const std::string why = backward_needs_data(op, given); !why.empty()) fail(*trace, "operator-needs-data", why);
   if (has_sparse_gradient(op, given))
     fail(*trace, "unsupported-operator", op.operator_name().name + " with a sparse gradient");
@@ -200,6 +205,10 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   const size_t num_results = schema.returns().size();
   restore_devices(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - num_results));
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) collect((*stack)[i], tensors, list);
+  for (const at::Tensor& t : tensors)
+    if (t.defined() && t.layout() != at::kStrided)
+      fail(*trace, "unsupported-operator",
+           op.operator_name().name + " gives a tensor of layout " + c10::str(t.layout()));
   if (info.kind == OpKind::Functional) {
     int64_t elements = 0;
     for (const at::Tensor& t : tensors) elements += t.defined() ? t.numel() : 0;

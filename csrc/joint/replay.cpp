@@ -190,7 +190,7 @@ class Replay {
   /// result for any layout, and those of out= variants the layout of their arguments. `strides` are those of `t`
   /// before.
   void restore_layout(const at::Tensor& t, const std::vector<int64_t>& strides) const {
-    if (t.strides() == at::IntArrayRef(strides)) return;
+    if (t.strides() == at::IntArrayRef(strides) || t.dim() != static_cast<int64_t>(strides.size())) return;
     if (is_base(t)) return TraceState::lay_out(t, strides);
     for (const auto& [v, base] : env_) {
       if (!is_base(base) || base.storage().unsafeGetStorageImpl() != t.storage().unsafeGetStorageImpl()) continue;

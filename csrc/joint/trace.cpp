@@ -185,7 +185,8 @@ void Tracer::find_mutations() {
     if (primal_index_.at(primals_[i].unsafeGetTensorImpl()) != static_cast<int64_t>(i)) continue;
     auto* wrapper = fn::unsafeGetFunctionalWrapper(primals_[i]);
     if (wrapper->was_storage_changed()) throw Unsupported("an input's storage is replaced (set_, .data =)");
-    if (wrapper->has_metadata_mutation()) throw Unsupported("an input's sizes or strides are changed in place");
+    if (wrapper->has_metadata_mutation() || primals_[i].sizes() != examples_[i].sizes())
+      throw Unsupported("an input's sizes or strides are changed in place");
     if (!primals_[i].requires_grad() && examples_[i].requires_grad())
       throw Unsupported("an input is detached in place");
     if (!wrapper->has_data_mutation()) continue;
@@ -584,6 +585,12 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
     return tracer.run(program);
   } catch (const aten::NeedsData& e) {
     throw Unsupported(std::string("the gradient needs data of the forward pass: ") + e.what());
+  } catch (const c10::Error& e) {
+    // What PyTorch's functionalization has no form for.
+    if (std::string_view(e.what_without_backtrace()).find("as_strided() is non-compositional") ==
+        std::string_view::npos)
+      throw;
+    throw Unsupported("a write to an as_strided() view of a view");
   }
 }
 

@@ -242,6 +242,18 @@ bool fill_tensor(Lowering& l, const Node& n) {
   return true;
 }
 
+// copy(self, source): the source's values in self's dtype and sizes; a number where folding knows the source.
+bool copy(Lowering& l, const Node& n) {
+  if (n.arg(1).is_number()) return filled(l, n, n.arg(1));
+  const Tensor t = l.get(n.arg(1));
+  const DType out = n.results[0].dtype;
+  l.set(n, l.lazy(
+               out, n.results[0].sizes,
+               [t, out](Ops& ops, Index p) { return cast_to(ops, t.load(ops, broadcast_index(t.sizes, p)), out); }, {t},
+               t.dtype == out ? 0 : 1));
+  return true;
+}
+
 template <int Start, int Step>
 bool arange(Lowering& l, const Node& n) {
   const Arg start = Start < 0 ? Arg(0) : n.arg(Start), step = Step < 0 ? Arg(1) : n.arg(Step);
@@ -319,6 +331,7 @@ const RuleRow kRows[] = {
     {"aten::full_like", fill_arg<1>},
     {"aten::new_full", fill_arg<2>},
     {"aten::scalar_tensor", fill_arg<0>},
+    {"aten::copy", copy},
     {"aten::fill.Scalar", fill_arg<1>},
     {"aten::fill.Tensor", fill_tensor},
     {"aten::arange", arange<-1, -1>},

@@ -213,17 +213,6 @@ bool to_copy(Lowering& l, const Node& n) {
   return true;
 }
 
-// copy(self, src): src's values in self's dtype and sizes.
-bool copy(Lowering& l, const Node& n) {
-  const Tensor t = l.get(n.arg(1));
-  const DType out = n.results[0].dtype;
-  l.set(n, l.lazy(
-               out, n.results[0].sizes,
-               [t, out](Ops& ops, Index p) { return cast_to(ops, t.load(ops, broadcast_index(t.sizes, p)), out); }, {t},
-               t.dtype == out ? 0 : 1));
-  return true;
-}
-
 // --- activations and their gradients; formulas as in ATen's CPU kernels --------------------------------------------
 
 constexpr double kSqrt1_2 = 0.70710678118654752440, kInvSqrt2Pi = 0.39894228040143267794;
@@ -494,7 +483,6 @@ const RuleRow kRows[] = {
     {"aten::clone", to_copy},
     {"aten::contiguous", to_copy},
     {"aten::lift_fresh_copy", to_copy},
-    {"aten::copy", copy},
     {"aten::neg", unary<F1(o.Neg(a))>},
     {"aten::abs", unary<F1(o.Abs(a))>},
     {"aten::sign", unary<F1(o.Sign(a))>},

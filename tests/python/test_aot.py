@@ -1,14 +1,18 @@
 """kiln.aot as PyTorch users write it."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import kiln
 from kiln import aot
 from kiln.exc import UserError
+from kiln.testing import assert_same
 
 
 def recorder(graphs):
@@ -111,3 +115,47 @@ def test_mistakes_are_named():
 
     with pytest.raises(ValueError, match="no luck"):
         aot.aot_function(lambda x: x + 1, broken)(torch.randn(2))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_backward_of_a_backward_below_a_break(recorded):
+    # The gradient breaks the graph, so a backward runs while the function's eager parts may be compiled: the compiled
+    # graph's own code may not, or each backward would make another to be compiled.
+    from torch.profiler import ProfilerActivity, profile
+
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh())
+
+    def program(net, x):
+        (g,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+        return g
+
+    def run(function):
+        own = copy.deepcopy(net)
+        x = torch.linspace(-1, 1, 2 * 2 * 6 * 6).view(2, 2, 6, 6).requires_grad_()
+        g = function(own, x)
+        g.square().sum().backward()
+        return g, x.grad, [p.grad for p in own.parameters()]
+
+    compiled = kiln.compile(program, backend="aot_eager")
+    if recorded:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True):
+            got = run(compiled)
+    else:
+        got = run(compiled)
+    assert_same(run(program), got)
+
+
+def test_profiles_of_a_first_call_are_quiet():
+    # A profiler that asks for shapes asks each tensor for its memory, which stand-ins do not have.
+    script = """
+import torch, kiln
+from torch.profiler import profile
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+compiled = kiln.compile(net)
+with profile(record_shapes=True, with_stack=True, profile_memory=True) as p:
+    compiled(torch.randn(3, 4)).sum().backward()
+assert len(p.events()) > 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "RecordFunction" not in done.stderr and "metadata" not in done.stderr, done.stderr

@@ -544,3 +544,89 @@ def test_padded_sequences_in_an_encoder():
     with torch.no_grad():
         for _ in range(2):
             assert_same(compiled(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding))
+
+
+def ordered_dict_made(module, x):
+    state = module.state_dict()
+    state.note = x * 2
+    kiln.graph_break()
+    return state, state._metadata, state.note
+
+
+def ordered_dict_returned(module, x):
+    return module.state_dict()
+
+
+def ordered_dict_from_outside(module, x):
+    HISTORY.count = HISTORY.count + 1
+    HISTORY.last = x + 1
+    HISTORY["x"] = x
+    kiln.graph_break()
+    return HISTORY.count, HISTORY.last
+
+
+def ordered_dict_without_attributes(module, x):
+    OTHERS.first = x + 1
+    return OTHERS.first * 2
+
+
+HISTORY, OTHERS = collections.OrderedDict(), collections.OrderedDict(a=1)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ordered_dict_made, ordered_dict_returned, ordered_dict_from_outside, ordered_dict_without_attributes],
+)
+def test_ordered_dicts_have_attributes(program):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def run(f):
+        HISTORY.__dict__.clear()
+        OTHERS.__dict__.clear()
+        HISTORY.count = 3
+        out = []
+        for i in range(3):
+            result = f(module, torch.full((2,), float(i)))
+            out += [result, dict(getattr(result, "__dict__", {})), dict(HISTORY.__dict__), dict(OTHERS.__dict__)]
+        return out
+
+    assert_same(run(program), run(kiln.compile(program)))
+
+
+def test_reversed_iterator_over_a_module_that_is_being_made():
+    class Chain(torch.nn.ModuleList):
+        def __init__(self, modules, x):
+            super().__init__(modules)
+            for module in reversed(self):
+                kiln.graph_break()
+                x = module(x)
+            self.last = x
+
+    modules = [torch.nn.Linear(2, 2), torch.nn.Tanh()]
+    f = lambda x: Chain(modules, x).last  # noqa: E731
+    x = torch.ones(1, 2)
+    assert_same(f(x), kiln.compile(f)(x))
+
+
+def test_gradients_made_infinite_before_a_scaled_step():
+    def step(net, optimizer, scaler, x):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = net(x).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        for i, p in enumerate(net.parameters()):
+            p.grad.copy_(torch.inf if i % 2 else torch.nan)
+        scaler.step(optimizer)
+        scaler.update()
+
+    def run(f):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        scaler = torch.GradScaler("cpu", init_scale=128.0)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        for _ in range(2):
+            f(net, optimizer, scaler, torch.ones(2, 3))
+        return [p.detach() for p in net.parameters()], scaler.get_scale()
+
+    assert_same(run(step), run(kiln.compile(step)))

@@ -45,3 +45,37 @@ def test_strides_of_convolutions_and_their_gradients(threads, dtype, transposed)
             assert strides(kiln.compile(f)) == strides(f), (format, kernel, groups, multiplier, batch, stride, dilation)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_strides_in_three_dims(threads, dtype):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for kernel, stride, dilation, batch, weight_format, format, groups in itertools.product(
+            [(1, 1, 1), (3, 1, 1), (1, 1, 3), (2, 2, 2)],
+            [1, 2],
+            [1, 2],
+            [1, 3, 16],
+            [torch.contiguous_format, torch.channels_last_3d],
+            [torch.contiguous_format, torch.channels_last_3d],
+            [1, 2],
+        ):
+            if dilation == 2 and max(kernel) == 1:
+                continue
+            x = torch.randn(batch, 4, 5, 6, 7, dtype=dtype).contiguous(memory_format=format).requires_grad_()
+            w = torch.randn(4, 4 // groups, *kernel, dtype=dtype).contiguous(memory_format=weight_format)
+            w.requires_grad_()
+
+            def strides(f, x=x, w=w):
+                y = f(x, w)
+                return [t.stride() for t in (y, *torch.autograd.grad((y * y).sum(), [x, w]))]
+
+            def f(x, w, stride=stride, dilation=dilation, groups=groups):
+                return F.conv3d(x, w, None, stride, 0, dilation, groups)
+
+            kiln.reset()
+            assert strides(kiln.compile(f)) == strides(f), (kernel, stride, dilation, batch, weight_format, format)
+    finally:
+        torch.set_num_threads(before)

@@ -536,3 +536,31 @@ def test_writes_of_the_backward_happen_when_it_runs():
         assert count.sum() == 4 * i
         out.backward()
         assert count.sum() == 4 * (i + 1)
+
+
+def test_assertions_of_a_backward_on_its_gradients():
+    class Two(Function):
+        @staticmethod
+        def forward(ctx, x):
+            a, b = x + 1, x * 2
+            ctx.mark_non_differentiable(a)
+            return a, b
+
+        @staticmethod
+        def backward(ctx, grad_a, grad_b):
+            assert (grad_a == 0).all()
+            assert (grad_b < 5).all(), "large"
+            return grad_b * 2
+
+    def f(x, scale):
+        a, b = Two.apply(x)
+        (b * scale).sum().backward()
+        return a, b.detach(), x.grad
+
+    compiled = kiln.compile(f)
+    for g in (f, compiled):
+        x = torch.ones(3, requires_grad=True)
+        a, b, grad = g(x, 3.0)
+        assert a.tolist() == b.tolist() == [2.0] * 3 and grad.tolist() == [6.0] * 3
+        with pytest.raises(AssertionError, match="large"):
+            g(torch.ones(3, requires_grad=True), 9.0)

@@ -197,3 +197,81 @@ def test_a_failing_graph_leaves_no_mode_behind():
     with pytest.raises(RuntimeError, match="no"):
         kiln.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
     assert torch.is_grad_enabled()
+
+
+class Wrapped:
+    """Stands for a tensor: torch's functions ask its class what they are to do."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return args[0].tensor.max() + 1
+
+
+def numbers_changed_in_place(x):
+    total, product, quotient, power = 0, 1, 2.0, 3
+    for _ in range(2):
+        total += x.sum()
+    product *= x
+    quotient /= x
+    power **= x
+    bits = 5
+    bits &= x.int()
+    return total, product, quotient, power, bits
+
+
+def types_as_dtypes(x):
+    return x.to(bool), x.to(float), x.to(int), x.type(torch.DoubleTensor), x.type("torch.HalfTensor")
+
+
+def constants(x):
+    made = torch.tensor([1.0, 2.0])
+    result = torch.tensor([3, 4])
+    return x + made, x * torch.tensor(2.5), result, torch.where(x > 1, 1, 2), x.new_tensor([True, False])
+
+
+def objects(x):
+    generator = torch.Generator().manual_seed(3)
+    return torch.max(Wrapped(x)), torch.rand(2, generator=generator) + x
+
+
+PROGRAMS = [numbers_changed_in_place, types_as_dtypes, constants, objects]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "print"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_arguments_that_are_no_tensors(program, backend, capsys):
+    compiled = kiln.compile(program, backend=backend)
+    for _ in range(2):
+        x = torch.tensor([1.0, 3.0])
+        assert_same(program(x), compiled(x))
+        # A result is the caller's: what is written to it must not be there in the next call.
+        compiled(x)[2 if program is constants else 0].zero_()
+
+
+def test_constant_of_an_aot_graph_round_trips():
+    def program(x):
+        return x * torch.tensor([1.0, 2.0])
+
+    texts = []
+
+    def compiler(gm, example_inputs):
+        kinds = [n.op for n in gm.graph.nodes]
+        assert kinds == ["placeholder", "get_attr", "call_function", "call_function", "output"], kinds
+        texts.append(_C._fx_to_graph(gm, [torch.empty(2)]))
+        return kiln.aot.make_boxed_func(gm.forward)
+
+    compiled = kiln.aot.aot_function(program, compiler)
+    x = torch.tensor([3.0, 4.0])
+    assert_same(compiled(x), program(x))
+    assert texts == [
+        """graph graph {
+  input %primals_1 : f32[2]
+  %_tensor_constant0 = kiln::tensor_constant([1.0, 2.0], [2], f32) : f32[2]
+  %mul = aten::mul.Tensor(%primals_1, %_tensor_constant0) : f32[2]
+  return (%mul)
+}
+"""
+    ]

@@ -502,3 +502,11 @@ def test_data_that_decide_otherwise_at_each_call():
         compiled = kiln.compile(f)
         for number in range(16):
             compiled(X, torch.tensor([number >> i & 1 for i in range(4)]) * 4)
+
+
+def test_tolist_of_one_element_keeps_its_dims():
+    def program(x, i):
+        return x.tolist(), x.view(1, 1).tolist(), x.sum().tolist(), i.view(1, 1, 1).tolist(), (i * 2).tolist()
+
+    want = ([2.5], [[2.5]], 2.5, [[[3]]], [6])
+    assert kiln.compile(program)(torch.tensor([2.5]), torch.tensor([3])) == want

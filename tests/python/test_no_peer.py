@@ -174,3 +174,38 @@ def test_sources_name_nothing_of_the_peer():
             if any(f"import {n}" in code or f"from {n}" in code or f'ImportModule("{n}' in code for n in names):
                 found.append(f"{path.relative_to(root)}:{number}: {line.strip()}")
     assert not found, "\n".join(found)
+
+
+TRAINING = """
+import sys
+import torch
+import kiln
+
+net = torch.nn.Linear(4, 2)
+optimizer = getattr(torch.optim, sys.argv[1])(net.parameters(), lr=0.1)
+
+@kiln.compile
+def step(x):
+    optimizer.zero_grad()
+    net(x).square().sum().backward()
+    optimizer.step()
+
+before = net.weight.detach().clone()
+for _ in range(3):
+    step(torch.ones(3, 4))
+optimizer.load_state_dict(optimizer.state_dict())
+assert not torch.equal(before, net.weight)
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+import torch._dynamo  # what is kept from it is kept from it as before
+optimizer.zero_grad()
+optimizer.step()
+wrapped = torch.optim.Optimizer.zero_grad.__wrapped__
+assert "_dynamo" in getattr(wrapped, "__dynamo_disable").__code__.co_filename
+print("clean")
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "Adagrad"])
+def test_training_does_without_the_peer(optimizer):
+    done = subprocess.run([sys.executable, "-c", TRAINING, optimizer], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.strip() == "clean", done.stdout + done.stderr

@@ -508,3 +508,57 @@ def test_a_result_keeps_its_layout_when_a_view_of_it_is_written(view):
     check(f, X.clone().requires_grad_())
     if view(X).shape != (9,):
         check(f, X.t())
+
+
+def given_other_memory(x):
+    y = x.clone()
+    with torch.no_grad():
+        x.set_(torch.ones_like(x))
+    return y, x * 2
+
+
+def resized_like_another(x):
+    x.resize_as_(torch.ones(5))
+    return x.fill_(2.0)
+
+
+def resized_in_inference(x):
+    with torch.inference_mode():
+        y = torch.ones(2, 3, requires_grad=True)
+        return y.resize_(3), x + 1
+
+
+def resized_result(x):
+    return torch.empty(2, 2, out=torch.zeros(1)).copy_(x[:2, :2]) + 1
+
+
+def diagonal_of_a_view(x):
+    y = torch.stack([x, x + 1])[:, 1:]
+    y[0].fill_diagonal_(5.0)
+    z = torch.stack([x, x + 1])[:, 1]
+    return y, z.fill_diagonal_(7.0, wrap=True)
+
+
+def complex_halves(x):
+    return torch.view_as_real(x.to(torch.complex32))
+
+
+def nothing_to_iterate_over(x):
+    return list(torch.tensor([])), [a for a in x[:0]], list(x[:, :0]), x[:0].split(2), x * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*ComplexHalf", "ignore:kiln.*runs in eager")
+@pytest.mark.parametrize(
+    "program",
+    [
+        given_other_memory,
+        resized_like_another,
+        resized_in_inference,
+        resized_result,
+        diagonal_of_a_view,
+        complex_halves,
+        nothing_to_iterate_over,
+    ],
+)
+def test_unusual_memory(program):
+    check(program, X.clone())

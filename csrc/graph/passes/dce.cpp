@@ -13,7 +13,7 @@ bool may_raise(const Node& n) {
 }
 
 bool runs_unused(const Node& n) {
-  return n.kind == NodeKind::Call && (n.results.empty() || ops::is_random(n.op) || may_raise(n));
+  return n.kind == NodeKind::Call && ((n.results.empty() && !n.returns_list) || ops::is_random(n.op) || may_raise(n));
 }
 
 bool eliminate_dead_code(Graph& g) {

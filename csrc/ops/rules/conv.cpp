@@ -43,8 +43,27 @@ TensorMeta as_picture(TensorMeta t) {
   return t;
 }
 
-// The CPU kernels compute in channels-last if either operand is, but in float64, where oneDNN has no part, only those
-// of pictures. A line is made contiguous first; with one channel it may look like both.
+bool any_above_one(const Ints& values) {
+  return std::any_of(values.begin(), values.end(), [](int64_t v) { return v != 1; });
+}
+
+/// Whether ATen's own kernels run, not oneDNN: in float64, for a single small image, and for few images where there is
+/// one thread and the kernel's last two dims are one element.
+bool past_onednn(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
+  if (input.dtype != DType::Float32) return input.dtype == DType::Float64;
+  constexpr int64_t kSmallImage = 20480, kFew = 16;
+  const Ints& kernel = weight.sizes;
+  const auto [smaller, larger] = std::minmax(kernel[kernel.size() - 1], kernel[kernel.size() - 2]);
+  int64_t image = 1;  // of a volume one slice
+  for (size_t d = 0; d < std::min<size_t>(input.sizes.size(), 4); ++d) image *= input.sizes[d];
+  const bool small = input.sizes[0] == 1 && image <= kSmallImage && smaller <= 3 && w.groups == 1;
+  const bool alone =
+      one_thread() && input.sizes[0] < kFew && larger == 1 && !any_above_one(w.stride) && !any_above_one(w.dilation);
+  return small || alone;
+}
+
+// The CPU kernels compute in channels-last if either operand is, but where oneDNN has no part only those of pictures. A
+// line is made contiguous first; with one channel it may look like both.
 MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
   const bool line = input.dim() == 3;
   const MemoryFormat a = !line                   ? suggest_format(input)
@@ -54,7 +73,7 @@ MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, c
   for (const MemoryFormat f : {MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d}) {
     if (input.sizes.size() + line != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
     if (a != f && b != f) continue;
-    if (f == MemoryFormat::ChannelsLast3d && (w.transposed || input.dtype == DType::Float64)) continue;
+    if (f == MemoryFormat::ChannelsLast3d && (w.transposed || past_onednn(input, weight, w))) continue;
     return f;
   }
   return MemoryFormat::Contiguous;
@@ -119,18 +138,7 @@ Metas convolution(const OpInfo&, Args args) {
 bool keeps_weight_strides(const TensorMeta& input, const TensorMeta& weight, const Window& w, MemoryFormat f) {
   const TensorMeta picture = input.dim() == 3 ? as_picture(weight) : weight;
   if (f != MemoryFormat::ChannelsLast || !picture.is_contiguous(f)) return false;
-  const auto any_above_one = [](const Ints& values) {
-    return std::any_of(values.begin(), values.end(), [](int64_t v) { return v != 1; });
-  };
-  const bool dilated = any_above_one(w.dilation);
-  // A single small image goes past oneDNN, and so do few under kernels of one element where there is one thread.
-  constexpr int64_t kSmallImage = 20480, kFew = 16;
-  const int64_t smaller = std::min(picture.sizes[2], picture.sizes[3]),
-                larger = std::max(picture.sizes[2], picture.sizes[3]);
-  const bool small = input.sizes[0] == 1 && input.numel() <= kSmallImage && smaller <= 3 && w.groups == 1;
-  const bool alone = one_thread() && input.sizes[0] < kFew && larger == 1 && !any_above_one(w.stride) && !dilated;
-  const bool past_onednn = input.dtype == DType::Float64 || (input.dtype == DType::Float32 && (small || alone));
-  return past_onednn && (!dilated || w.transposed);
+  return past_onednn(input, picture, w) && (!any_above_one(w.dilation) || w.transposed);
 }
 
 Metas convolution_backward(const OpInfo&, Args args) {

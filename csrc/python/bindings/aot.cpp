@@ -90,7 +90,7 @@ joint::PartitionMode mode_of(const std::string& name) {
 
 pb::object aot_compile(const pb::object& fn, const std::vector<at::Tensor>& examples, const pb::object& forward,
                        const pb::object& backward, const std::string& partition) {
-  joint::Joint joint = joint::trace_joint(python_program(fn), examples);
+  joint::Joint joint = trace_program(fn, examples);
   compiler::GraphCompiler compiler;
   if (!forward.is_none()) compiler = python_compiler(forward, backward.is_none() ? forward : backward);
   auto compiled =

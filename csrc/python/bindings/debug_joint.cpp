@@ -57,7 +57,7 @@ joint::PartitionMode mode_of(const std::string& name) {
 
 /// Texts of the graphs of fn at args: joint, and forward and backward if it has a backward.
 pybind11::dict trace(const pybind11::object& fn, const std::vector<at::Tensor>& args, const std::string& partition) {
-  joint::Joint joint = joint::trace_joint(bindings::python_program(fn), args);
+  joint::Joint joint = bindings::trace_program(fn, args);
   joint::remove_dead(*joint.graph);
   joint::separate_outputs(joint);
   graph::verify(*joint.graph, /*functional=*/true);
@@ -78,8 +78,8 @@ pybind11::dict trace(const pybind11::object& fn, const std::vector<at::Tensor>& 
 /// fn compiled at args: a callable of a list of tensors.
 pybind11::object compile(const pybind11::object& fn, const std::vector<at::Tensor>& args,
                          const std::string& partition) {
-  auto compiled = compiler::compile_joint(joint::trace_joint(bindings::python_program(fn), args), nullptr,
-                                          mode_of(partition), bindings::python_program(fn));
+  auto compiled = compiler::compile_joint(bindings::trace_program(fn, args), nullptr, mode_of(partition),
+                                          bindings::python_program(fn));
   return pybind11::cpp_function(
       [compiled](std::vector<at::Tensor> inputs) { return compiled->call(std::move(inputs)); });
 }

@@ -70,8 +70,10 @@ class Exporter {
   /// An object as an argument of a node: the code that torch.fx writes has no text for it, so it is an attribute of the
   /// module. Python's types that stand for a dtype are that dtype.
   pb::object argument(const pb::object& o) {
-    for (const auto& [type, dtype] : {std::pair{&PyBool_Type, DType::Bool}, {&PyLong_Type, DType::Int64},
-                                      {&PyFloat_Type, DType::Float64}, {&PyComplex_Type, DType::Complex128}})
+    for (const auto& [type, dtype] : {std::pair{&PyBool_Type, DType::Bool},
+                                      {&PyLong_Type, DType::Int64},
+                                      {&PyFloat_Type, DType::Float64},
+                                      {&PyComplex_Type, DType::Complex128}})
       if (o.ptr() == reinterpret_cast<PyObject*>(type)) return dtype_object(dtype);
     pb::object& node = attributes_[o.ptr()];
     if (!node) node = attribute("_constant" + std::to_string(attributes_.size() - 1), o);
@@ -244,11 +246,10 @@ class Exporter {
     return found.attr(dot == std::string::npos ? "default" : name.substr(dot + 1).c_str());
   }
 
-  /// A tensor whose numbers the graph knows, as AOT compilers are used to it: an attribute of the module, copied by each
-  /// run, since a result may be written.
+  /// A tensor whose numbers the graph knows, as AOT compilers are used to it: an attribute of the module, copied by
+  /// each run, since a result may be written.
   void constant(const Node& n) {
-    pb::object tensor =
-        pb::reinterpret_steal<pb::object>(THPVariable_Wrap(runtime::constant_tensor(n)));
+    pb::object tensor = pb::reinterpret_steal<pb::object>(THPVariable_Wrap(runtime::constant_tensor(n)));
     const pb::object kept = attribute("_tensor_constant" + std::to_string(num_tensors_++), tensor);
     describe(kept, pb::none(), n.results, false);
     create("call_function", aten_overload("aten::lift_fresh_copy"), pb::make_tuple(kept), pb::dict(), n);

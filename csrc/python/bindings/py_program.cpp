@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "python/cpython/tensor.h"
+#include "python/frame/engine.h"
 
 namespace kiln::bindings {
 namespace {
@@ -34,6 +35,11 @@ joint::Program python_program(pybind11::object fn) {
       args[i] = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(inputs[i]));
     return to_tensors((*held)(*args));
   };
+}
+
+joint::Joint trace_program(const pybind11::object& fn, const std::vector<at::Tensor>& examples) {
+  frame::start_engine();
+  return joint::trace_joint(python_program(fn), examples);
 }
 
 }  // namespace kiln::bindings

@@ -5,8 +5,8 @@
 
 namespace kiln::bindings {
 
-/// Where C++ calls the Python code of a traced program or of a compiled graph: the GIL is held, and nothing of that code
-/// is compiled, though the call may come from the backward of a compiled function whose eager parts are running.
+/// Where C++ calls the Python code of a traced program or of a compiled graph: the GIL is held, and nothing of that
+/// code is compiled, though the call may come from the backward of a compiled function whose eager parts are running.
 class PythonScope {
  public:
   PythonScope() : quiet_(frame::mode().config, nullptr) {}
@@ -19,6 +19,9 @@ class PythonScope {
 /// A Python function of tensors as a joint::Program: called with as many positional tensors, returns a tensor, None, or
 /// a list or tuple of these. Takes the GIL to call; a Python exception passes through as pybind11::error_already_set.
 joint::Program python_program(pybind11::object fn);
+
+/// joint::trace_joint of a Python function, at `examples`.
+joint::Joint trace_program(const pybind11::object& fn, const std::vector<at::Tensor>& examples);
 
 /// What a Python function returned, as tensors (None: undefined). Throws UserError for anything else.
 std::vector<at::Tensor> to_tensors(pybind11::handle value);

@@ -535,6 +535,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Item:
       if (count == 1 && !kwnames)
         if (py::Ref number = py::Ref::steal(item_number(arg(0))); number || PyErr_Occurred()) {
+          if (number && is_named(callable, "tolist"))
+            for (int64_t d = THPVariable_Unpack(arg(0)).dim(); number && d > 0; --d)
+              number = py::Ref::steal(Py_BuildValue("[O]", number.get()));
           if (!number || !is_named(callable, "__float__")) return number.release();
           PyObject* const given[] = {number.get()};
           return call(reinterpret_cast<PyObject*>(&PyFloat_Type), given, 1, nullptr);

@@ -141,6 +141,7 @@ bool Machine::may_be_dropped() {
 
 bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
   if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
+  if (custom_function.node) return false;  // what its backward computes has no value yet when the graph has run
   const Value value = trace.find(condition);
   if (!value) return false;
   if (options.assertions_in_graph && may_be_dropped()) {

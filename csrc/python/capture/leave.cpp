@@ -259,7 +259,8 @@ RecipePtr Leaver::contents(PyObject* o) {
       r->object = py::Ref::borrow(reinterpret_cast<PyObject*>(&PyODict_Type));
       r->parts = {constant(reinterpret_cast<PyObject*>(&PyODict_Type)), make(Recipe::Kind::Tuple)};
       r->elements = std::move(parts);
-    } else {  // defaultdict(factory, {...})
+      attributes(o, *r);  // a state_dict's _metadata
+    } else {              // defaultdict(factory, {...})
       py::Ref factory = py::Ref::steal(PyObject_GetAttrString(o, "default_factory"));
       RecipePtr dict = make(Recipe::Kind::Dict);
       dict->parts = std::move(parts);
@@ -494,8 +495,9 @@ void Leaver::diff_dict(const Known& k) {
 }
 
 void Leaver::diff_attributes(const Known& k) {
-  py::Ref now = py::Ref::steal(PyObject_GenericGetDict(k.stand_in.get(), nullptr));
-  PyObject* before = k.attributes.get();
+  const py::Ref now = py::Ref::steal(PyObject_GenericGetDict(k.stand_in.get(), nullptr));
+  const py::Ref before_all = k.attributes ? k.attributes : py::Ref::steal(PyDict_New());
+  PyObject* before = before_all.get();
   auto effect = [&](SideEffect::Kind kind, PyObject* name, RecipePtr value) {
     SideEffect e;
     e.kind = kind;
@@ -526,7 +528,8 @@ void Leaver::add(SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipeP
 void Leaver::diff(Known& k) {
   PyObject* now = k.stand_in.get();
   PyObject* before = k.snapshot.get();
-  if (k.attributes) diff_attributes(k);
+  PyObject** attributes = _PyObject_GetDictPtr(now);
+  if (k.attributes || (attributes && *attributes && PyDict_GET_SIZE(*attributes))) diff_attributes(k);
   const bool deque = m.classify(now) == Class::Deque;
   const py::Ref items = deque ? py::Ref::steal(PySequence_List(now)) : py::Ref();
   if (deque) now = items.get();

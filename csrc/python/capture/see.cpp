@@ -613,8 +613,9 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     default:
       return graph_break("container-from-outside", source->text() + " is a " + Py_TYPE(o)->tp_name);
   }
-  PyObject** slot = subclass ? _PyObject_GetDictPtr(o) : nullptr;
-  if (slot) {
+  // An OrderedDict has attributes too, if seldom.
+  PyObject** slot = subclass || c == Class::OrderedDict ? _PyObject_GetDictPtr(o) : nullptr;
+  if (slot && (subclass || (*slot && PyDict_GET_SIZE(*slot)))) {
     py::Ref real = py::Ref::steal(PyObject_GenericGetDict(o, nullptr));
     py::Ref attributes = real ? py::Ref::steal(PyObject_GenericGetDict(copy.get(), nullptr)) : py::Ref();
     if (!attributes) return nullptr;

@@ -19,6 +19,7 @@
 #include "python/cpython/py311.h"
 #include "python/frame/bytecode/code.h"
 #include "python/frame/callable.h"
+#include "python/frame/engine.h"
 #include "python/frame/errors.h"
 #include "python/frame/hook.h"
 #include "python/frame/records.h"
@@ -354,6 +355,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + why);
     return nullptr;
   }
+  start_engine();
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
   if (!cache.entries.empty())

@@ -38,13 +38,29 @@ LeaveProgram::LeaveProgram(const std::vector<RecipePtr>& results, const std::vec
     for (const RecipePtr& r : e.extra) out.extra.push_back(visit(r, wanted, slots));
     effects_.push_back(std::move(out));
   }
+  const auto for_effects = static_cast<std::ptrdiff_t>(steps_.size());
   for (const RecipePtr& r : results) results_.push_back(r ? visit(r, wanted, slots) : -1);
+  put_off_calls(for_effects);
   KILN_CHECK(static_cast<size_t>(num_sources_) == wanted.size() - first_source, "sources and recipes disagree");
   std::sort(used_outputs_.begin(), used_outputs_.end());
   used_outputs_.erase(std::unique(used_outputs_.begin(), used_outputs_.end()), used_outputs_.end());
   if (results.size() == 1 && results[0] && results[0]->kind == Recipe::Kind::Output && effects.empty() &&
       results[0]->state.empty())
     single_output_ = static_cast<int>(results[0]->index);
+}
+
+void LeaveProgram::put_off_calls(std::ptrdiff_t from) {
+  std::vector<bool> late(static_cast<size_t>(num_slots_));
+  const auto is_late = [&](int slot) { return slot >= 0 && late[static_cast<size_t>(slot)]; };
+  const auto begin = steps_.begin() + from;
+  for (auto s = begin; s != steps_.end(); ++s)
+    if (!s->fill && (s->kind == Recipe::Kind::Call || std::any_of(s->parts.begin(), s->parts.end(), is_late)))
+      late[static_cast<size_t>(s->slot)] = true;
+  const auto behind = std::stable_partition(begin, steps_.end(), [&](const Step& s) {
+    return !is_late(s.slot) && std::none_of(s.elements.begin(), s.elements.end(), is_late) &&
+           std::none_of(s.state.begin(), s.state.end(), [&](const auto& named) { return is_late(named.second); });
+  });
+  behind_effects_ = static_cast<size_t>(behind - steps_.begin());
 }
 
 int LeaveProgram::visit(const RecipePtr& recipe, std::vector<guards::SourcePtr>& wanted,
@@ -308,13 +324,17 @@ void LeaveProgram::drop_gradients(PyObject* const* sources) const {
 
 std::vector<Ref> LeaveProgram::run(const GraphOutputs& outputs, PyObject* const* sources) const {
   std::vector<Ref> slots(static_cast<size_t>(num_slots_));
-  for (const Step& s : steps_) {
-    if (s.fill)
-      fill(s, slots);
-    else
-      make(s, outputs, sources, slots);
-  }
+  const auto take = [&](size_t from, size_t to) {
+    for (size_t i = from; i < to; ++i) {
+      if (steps_[i].fill)
+        fill(steps_[i], slots);
+      else
+        make(steps_[i], outputs, sources, slots);
+    }
+  };
+  take(0, behind_effects_);
   for (const Effect& e : effects_) apply(e, slots);
+  take(behind_effects_, steps_.size());
   std::vector<Ref> results;
   results.reserve(results_.size());
   for (int slot : results_) results.push_back(slot < 0 ? Ref() : slots[slot]);

@@ -53,6 +53,9 @@ class LeaveProgram {
     py::Ref key;
     std::vector<int> extra;
   };
+  /// Of the steps behind the first `from`, which only results need, those that call something go behind the effects: a
+  /// constructor (reversed) may ask an object for what an effect gives it.
+  void put_off_calls(std::ptrdiff_t from);
   int visit(const capture::RecipePtr& recipe, std::vector<guards::SourcePtr>& wanted,
             std::unordered_map<const capture::Recipe*, int>& slots);
   void make(const Step& step, const GraphOutputs& outputs, PyObject* const* sources, std::vector<py::Ref>& slots) const;
@@ -60,6 +63,7 @@ class LeaveProgram {
   void apply(const Effect& effect, std::vector<py::Ref>& slots) const;
 
   std::vector<Step> steps_;
+  size_t behind_effects_ = 0;  // the first step that is taken when the effects are made
   std::vector<Effect> effects_;
   std::vector<int> results_;
   std::vector<int64_t> used_outputs_;
