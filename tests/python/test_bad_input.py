@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.dlpack import to_dlpack
 
 import kiln
 from helpers import check
@@ -384,3 +385,29 @@ def test_internal_failure_falls_back_with_one_warning(tmp_path):
             assert done.stdout.strip() == "warnings: 1"
         else:
             assert done.returncode != 0 and "InternalError" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*jit")
+def test_jit_trace_sees_the_operators():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    compiled = kiln.compile(net)
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    with torch.no_grad():
+        compiled(x)
+    traced = torch.jit.trace(compiled, x)
+    torch.testing.assert_close(traced(y), net(y))
+
+    @kiln.compile
+    def traces(x):
+        return torch.jit.trace(lambda t: (t.nonzero(), t * 2), x)(x + 1)
+
+    assert torch.equal(traces(x)[1], (x + 1) * 2)
+
+
+def test_a_capsule_is_used_up_once():
+    def program(x):
+        y = x * 2
+        return torch.asarray(to_dlpack(y)) + 1, torch.from_dlpack(y)
+
+    x = torch.arange(6.0).view(2, 3)
+    assert_same(program(x), kiln.compile(program)(x))

@@ -184,3 +184,20 @@ def test_graph_convolution_is_one_graph():
     model = GraphConvolution()
     check(model, X, edges)
     assert breaks(model, X, edges) == 0
+
+
+def test_unique_rows_and_columns_keep_their_layout():
+    x = torch.tensor([[[1, 1], [0, 1], [2, 1], [0, 1]], [[1, 1], [0, 1], [2, 1], [0, 1]]])
+
+    def program(x):
+        return (
+            *torch.unique(x, return_inverse=True, return_counts=True, dim=1),
+            torch.unique(x, dim=0),
+            torch.unique(x, dim=-1) * 2,
+            torch.unique_consecutive(x, dim=1) + 1,
+            torch.unique(x.transpose(0, 2)),
+        )
+
+    want, got = program(x), kiln.compile(program)(x)
+    assert [t.stride() for t in want] == [t.stride() for t in got]
+    assert all(torch.equal(a, b) for a, b in zip(want, got))

@@ -816,3 +816,26 @@ def test_classes_of_tensors_made_inside(f):
         assert_same(found, expected)
         parts = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
         assert all(type(a) is type(b) for a, b in parts)
+
+
+def test_ranges_of_truth_values():
+    def f():
+        return (
+            torch.arange(False, True),
+            torch.arange(True),
+            torch.arange(True, 3),
+            torch.arange(0, 5, True),
+            torch.arange(False, True, 0.5),
+            torch.arange(False, False),
+        )
+
+    check(f)
+
+
+@pytest.mark.filterwarnings("ignore:.*ComplexHalf")
+def test_complex_numbers_beside_half_precision():
+    def f(x):
+        z = torch.tensor(1 + 1j)
+        return (x.half() + z).dtype, (x.half() * 1j).to(torch.complex64), (x.bfloat16() * 1j), x * 1j, x.double() * z
+
+    check(f, torch.ones(3), grad=False)

@@ -19,6 +19,8 @@ DType to_complex(DType t) {
     case DType::Float64:
     case DType::Complex128:
       return DType::Complex128;
+    case DType::Float16:
+      throw Unsupported("complex numbers of half precision");
     default:
       return DType::Complex64;
   }

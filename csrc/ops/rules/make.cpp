@@ -38,7 +38,8 @@ DType dtype_of_number(const Arg& a) {
 }
 
 Metas range(const Arg& start, const Arg& end, const Arg& step, size_t dtype_at, Args args) {
-  const bool whole = start.is<int64_t>() && end.is<int64_t>() && step.is<int64_t>();
+  const auto is_whole = [](const Arg& a) { return a.is<int64_t>() || a.is<bool>(); };
+  const bool whole = is_whole(start) && is_whole(end) && is_whole(step);
   const DType dtype = dtype_or(args, dtype_at, whole ? DType::Int64 : default_dtype());
   double count = 0;
   if (step.to_double() == 0) shape_error("step must be nonzero");

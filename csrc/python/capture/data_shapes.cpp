@@ -5,6 +5,9 @@
 #include <ATen/ops/istft_native.h>
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/nonzero.h"
@@ -183,6 +186,23 @@ bool istft(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
                                  given(9).toBool())});
 }
 
+/// A constant of the trace with t's numbers and, where it is dense, with its strides: constants lie row by row.
+at::Tensor constant_like(Machine& m, const at::Tensor& t) {
+  std::vector<int64_t> order(static_cast<size_t>(t.dim())), back(order.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (!t.is_contiguous() && t.is_non_overlapping_and_dense())
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return t.stride(a) > t.stride(b); });
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  at::Tensor rows;
+  {
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard no_fakes;
+    rows = t.permute(order).contiguous();
+  }
+  const at::Tensor constant = aten::record_constant(m.trace, rows);
+  return std::is_sorted(order.begin(), order.end()) ? constant : constant.permute(back);
+}
+
 /// An operator on one tensor that is decided as a whole: its results are constants.
 bool constant_results(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = argument(op, stack, 0).toTensor();
@@ -197,7 +217,7 @@ bool constant_results(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
     op.callBoxed(real);
   }
   std::vector<c10::IValue> results;
-  for (const c10::IValue& v : real) results.emplace_back(aten::record_constant(m.trace, v.toTensor()));
+  for (const c10::IValue& v : real) results.emplace_back(constant_like(m, v.toTensor()));
   return give(op, stack, std::move(results));
 }
 

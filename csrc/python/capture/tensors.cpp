@@ -293,6 +293,8 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     return graph_break("tensor-constructor", std::string("torch.") + name + " of tensors");
   }
   if (strcmp(name, "new_tensor") == 0) return call_new_tensor(callable, args, n, kwnames);
+  if (all > 0 && PyCapsule_CheckExact(args[0]))
+    return graph_break("tensor-constructor", std::string("torch.") + name + " of a capsule, which it uses up");
   if (all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant)
     return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
   py::Ref made;

@@ -44,7 +44,7 @@ struct Entry {
   const void* owner = nullptr;    // see Target
   py::Ref globals;                // of the function it was made for: one code may run with others
   py::Ref continuation;           // code object
-  py::Ref continuation_function;  // made of it for the function it was last used with
+  py::Ref continuation_function;  // made of it for the globals it was last used with; none if it has a closure
   int64_t id = 0;
   int64_t hits = 0;
 };

@@ -403,11 +403,14 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
       KILN_CHECK(results[i], "a local at a graph break has no value");
       PyTuple_SET_ITEM(state.get(), static_cast<Py_ssize_t>(i), results[i].release());
     }
-    auto* made = reinterpret_cast<PyFunctionObject*>(entry->continuation_function.get());
-    if (!made || made->func_closure != target.function->func_closure ||
-        made->func_globals != target.function->func_globals)
-      entry->continuation_function = function_for(target, entry->continuation.get());
-    const py::Ref function = entry->continuation_function;
+    // A closure is not kept: the user's objects are in it.
+    py::Ref function = entry->continuation_function;
+    if (!function ||
+        reinterpret_cast<PyFunctionObject*>(function.get())->func_globals != target.function->func_globals ||
+        target.function->func_closure) {
+      function = function_for(target, entry->continuation.get());
+      entry->continuation_function = target.function->func_closure ? py::Ref() : function;
+    }
     const int count = num_arguments(target.code);
     std::vector<PyObject*> args(call.locals, call.locals + count);
     args.push_back(state.get());

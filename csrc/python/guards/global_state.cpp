@@ -29,6 +29,9 @@ bool below_autograd() {
          c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
 }
 
+/// Inside torch.jit.trace: its graph is made of the operators that are called.
+bool traced_by_jit() { return c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Tracer); }
+
 /// Inside torch.autograd.forward_ad's dual_level: tensors may carry tangents, which no guard looks at.
 bool forward_mode_active() {
   static PyObject* const globals =
@@ -51,6 +54,7 @@ const char* eager_only() {
   if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return "a TorchDispatchMode is active, which is to see each op";
   if (below_autograd()) return "this is the kernel of an operator, below autograd";
   if (aten::inside_transform()) return "a transform of torch.func is active, which is to see each operator";
+  if (traced_by_jit()) return "torch.jit.trace is active, which is to see each operator";
   if (forward_mode_active()) return "forward-mode differentiation is active, which is to see each operator";
   return nullptr;
 }
@@ -86,6 +90,7 @@ uint64_t pack_global_state() {
   put(below_autograd(), 1);
   put(aten::inside_transform(), 1);
   put(forward_mode_active(), 1);
+  put(traced_by_jit(), 1);
   return word;
 }
 
