@@ -457,3 +457,27 @@ def test_arguments_are_not_kept_alive():
     del x
     gc.collect()
     assert ref() is None
+
+
+def test_a_compiled_model_with_fullgraph_in_a_compiled_step():
+    model = kiln.compile(torch.nn.Linear(3, 3), fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    report = kiln.explain(step)(torch.ones(2, 3))
+    assert "1 graph, 0 breaks" in str(report)
+
+
+def test_fullgraph_of_an_inner_function_is_kept():
+    @kiln.compile(fullgraph=True)
+    def inner(x):
+        kiln.graph_break()
+        return x + 1
+
+    outer = kiln.compile(lambda x: inner(x) * 2)
+    with pytest.raises(kiln.exc.GraphBreakError):
+        outer(torch.ones(2))

@@ -172,8 +172,10 @@ PyObject* original_of(PyObject* callable, const Config& config) {
   PyTypeObject* type = compiled_type();
   if (!type || Py_TYPE(callable) != type) return nullptr;
   const Config& own = *as_compiled(callable)->impl->config;
-  const bool plain = !own.backend && !own.fullgraph && own.options.empty();
-  return &own == &config || plain ? as_compiled(callable)->wrapped : nullptr;
+  // fullgraph of its own is kept: at a break the call is made as it stands.
+  const bool plain = !own.backend && own.options.empty();
+  const bool same = own.backend.get() == config.backend.get() && own.options == config.options;
+  return same || plain ? as_compiled(callable)->wrapped : nullptr;
 }
 
 py::Ref make_compiled(PyObject* target, ConfigPtr config) {
