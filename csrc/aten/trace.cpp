@@ -95,6 +95,14 @@ std::string backward_needs_data(const c10::OperatorHandle& op, c10::ArrayRef<c10
   return "";
 }
 
+/// Whether eager refuses the gradient of a call in place, which is made of the result: below zero that tells too
+/// little.
+bool has_refused_gradient(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  const std::string& name = op.operator_name().name;
+  return (name == "aten::elu_" || name == "aten::leaky_relu_") && needs_gradient(args[0]) &&
+         args[1].toScalar().toDouble() < 0;
+}
+
 /// Whether the gradient of an embedding, or of gather, would be a sparse tensor.
 bool has_sparse_gradient(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   for (const char* name : {"sparse", "sparse_grad"})
@@ -160,6 +168,8 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   if (const std::string why = backward_needs_data(op, given); !why.empty()) fail(*trace, "operator-needs-data", why);
   if (has_sparse_gradient(op, given))
     fail(*trace, "unsupported-operator", op.operator_name().name + " with a sparse gradient");
+  if (has_refused_gradient(op, given))
+    fail(*trace, "unsupported-operator", op.operator_name().name + " with a gradient that eager refuses");
   const OpInfo& info = op_info(op);
   if (const std::string why = order_matters(info, given); !why.empty()) fail(*trace, "unsupported-operator", why);
   const auto refuse = [&](c10::ArrayRef<c10::IValue> call) {

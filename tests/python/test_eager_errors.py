@@ -174,3 +174,15 @@ def test_a_refused_distribution_is_caught_where_it_is_drawn(draw):
         return y + 2
 
     check(f, torch.ones(4))
+
+
+@pytest.mark.parametrize("change", [lambda z: F.elu_(z, -2.0), lambda z: F.leaky_relu_(z, -2.0)])
+def test_a_gradient_that_eager_refuses(change):
+    def f(x):
+        z = x * 1
+        return change(z)
+
+    for g in (f, kiln.compile(f)):
+        out = g(torch.linspace(-1, 1, 4).requires_grad_())
+        with pytest.raises(RuntimeError, match="In-place"):
+            out.sum().backward()
