@@ -13,16 +13,18 @@ namespace kiln::bindings {
 
 /// A torch-level graph as a GraphModule such as PyTorch users expect: placeholders, call_function nodes with the real
 /// callables, call_method nodes, `output` of a tuple. Op "target::N" calls targets[N]; "method.NAME" is a call_method;
-/// any other op is a dotted path that is imported ("torch.relu", "operator.add") or an ATen op. Nodes have
-/// meta["tensor_meta"] (torch.fx's TensorMetadata), meta["val"] and meta["example_value"] (a tensor on the meta device
-/// of the same shape, strides and dtype), meta["stack_trace"] and meta["nn_module_stack"] where known.
-/// Where a call was captured in another grad mode, or another state of the CPU's autocast, than holds now, calls before
-/// it set that (torch._C._set_grad_enabled, torch.amp's _enter_autocast); the last ones put it back.
+/// any other op is a dotted path that is imported ("torch.relu", "operator.add") or an ATen op. Objects that torch.fx
+/// has no text for are attributes of the module (_constantN), Python's bool, int, float and complex are dtypes. Nodes
+/// have meta["tensor_meta"] (torch.fx's TensorMetadata), meta["val"] and meta["example_value"] (a tensor on the meta
+/// device of the same shape, strides and dtype), meta["stack_trace"] and meta["nn_module_stack"] where known. Where a
+/// call was captured in another grad mode, or another state of the CPU's autocast, than holds now, calls before it set
+/// that (torch._C._set_grad_enabled, torch.amp's _enter_autocast); the last ones put it back.
 py::Ref to_fx(const graph::Graph& g, const std::vector<py::Ref>& targets);
 
 /// An ATen-level graph (functional, or traced) as a GraphModule of torch.ops.aten calls, named as in the graph (AOT
 /// compilers see primals_1, tangents_1, ...). Keyword-only arguments become kwargs; arguments equal to their defaults
-/// are left out. Mutations of inputs become copy_ calls at the end. `modes`: as to_fx does, for traced graphs.
+/// are left out. Mutations of inputs become copy_ calls at the end, constants attributes (_tensor_constantN) that
+/// lift_fresh_copy copies. `modes`: as to_fx does, for traced graphs.
 py::Ref aten_to_fx(const graph::Graph& g, bool modes = false);
 
 /// A GraphModule of ATen calls as a graph: the inverse of aten_to_fx, for compilers that hand a changed module back.

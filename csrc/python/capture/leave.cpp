@@ -259,8 +259,9 @@ RecipePtr Leaver::contents(PyObject* o) {
       r->object = py::Ref::borrow(reinterpret_cast<PyObject*>(&PyODict_Type));
       r->parts = {constant(reinterpret_cast<PyObject*>(&PyODict_Type)), make(Recipe::Kind::Tuple)};
       r->elements = std::move(parts);
-      attributes(o, *r);  // a state_dict's _metadata
-    } else {              // defaultdict(factory, {...})
+      // A state_dict has its _metadata so.
+      attributes(o, *r);
+    } else {  // defaultdict(factory, {...})
       py::Ref factory = py::Ref::steal(PyObject_GetAttrString(o, "default_factory"));
       RecipePtr dict = make(Recipe::Kind::Dict);
       dict->parts = std::move(parts);
