@@ -292,6 +292,14 @@ bool can_be_constant(const at::Tensor& t) {
   return t.numel() <= kMaxConstant && t.device().is_cpu() && t.layout() == at::kStrided && !t.requires_grad();
 }
 
+graph::TensorMeta constant_meta(const at::Tensor& t) {
+  graph::TensorMeta meta = meta_of(t);
+  meta.strides = graph::contiguous_strides(meta.sizes);
+  meta.offset = 0;
+  meta.requires_grad = false;
+  return meta;
+}
+
 std::vector<graph::Arg> constant_args(graph::Arg numbers, const graph::TensorMeta& meta) {
   return {std::move(numbers), graph::Arg::ints(meta.sizes), graph::Arg(meta.dtype)};
 }

@@ -66,6 +66,8 @@ Trace* active_trace();
 
 /// Whether the numbers of `t`, a real tensor, may stand in the program: a plain CPU tensor of at most 4096 elements.
 bool can_be_constant(const at::Tensor& t);
+/// The metadata of a kiln::tensor_constant of t's numbers: row by row, without a history.
+graph::TensorMeta constant_meta(const at::Tensor& t);
 /// The arguments of a kiln::tensor_constant of such a tensor's numbers, as numbers_of() has them.
 std::vector<graph::Arg> constant_args(graph::Arg numbers, const graph::TensorMeta& meta);
 /// Records a kiln::tensor_constant of t's numbers; returns its fake.

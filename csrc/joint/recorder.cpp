@@ -1,6 +1,7 @@
 #include "joint/recorder.h"
 
 #include "aten/convert.h"
+#include "aten/trace.h"
 #include "base/error.h"
 
 namespace kiln::joint {
@@ -32,16 +33,9 @@ Value Recorder::value_of(const at::Tensor& t) {
   // Python made it while tracing (torch.tensor(2.0)): its numbers are the program's.
   aten::NoFakeGuard no_fake;
   Arg numbers = aten::numbers_of(t);
-  const graph::TensorMeta meta = [&] {
-    graph::TensorMeta m = aten::meta_of(t);
-    m.strides = graph::contiguous_strides(m.sizes);
-    m.offset = 0;
-    m.requires_grad = false;
-    return m;
-  }();
+  const graph::TensorMeta meta = aten::constant_meta(t);
   if (t.scalar_type() != at::kBool && meta.dtype == DType::Opaque) throw Unsupported("a constant of an unknown dtype");
-  graph::Node* node =
-      add(graph::Op("kiln::tensor_constant"), {std::move(numbers), Arg::ints(meta.sizes), Arg(meta.dtype)}, {meta});
+  graph::Node* node = add(graph::Op("kiln::tensor_constant"), aten::constant_args(std::move(numbers), meta), {meta});
   bind(t, node->out());
   return node->out();
 }

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-KEPT = "__dynamo_disable"  # the attribute, and the module that a wrapper imports
-COMPILER = "torch._dynamo"
+KEPT = "__dynamo_disable"  # the attribute
+COMPILER = "torch._dynamo"  # the module that a wrapper imports
 
 
 def call_directly() -> None:

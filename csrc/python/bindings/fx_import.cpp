@@ -65,9 +65,7 @@ class Importer {
     if (!py::is_tensor(kept.ptr())) throw Unsupported("a GraphModule with an attribute that is no tensor");
     const at::Tensor t = THPVariable_Unpack(kept.ptr());
     if (!aten::can_be_constant(t)) throw Unsupported("a GraphModule with a tensor that is no small constant");
-    TensorMeta meta = aten::meta_of(t);
-    meta.strides = graph::contiguous_strides(meta.sizes);
-    meta.offset = 0;
+    const TensorMeta meta = aten::constant_meta(t);
     set(node, g_->add_call(graph::Op("kiln::tensor_constant"), aten::constant_args(aten::numbers_of(t), meta), {meta},
                            name_of(node))
                   ->out());
