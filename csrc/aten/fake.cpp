@@ -196,6 +196,14 @@ const OpInfo* functional_of_out(const OpInfo& op) {
   return nullptr;
 }
 
+/// Whether eager casts results to `out`, which has another dtype: the Meta kernel makes the same checks.
+void check_out_dtype(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (!op.meta) throw Unsupported("out= of another dtype than the result");
+  torch::jit::Stack stack(args.begin(), args.end());
+  for (c10::IValue& v : stack) to_plain_meta(v);
+  op.meta->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+}
+
 void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
   const OpInfo* functional = functional_of_out(op);
   if (!functional) throw Unsupported(op.op.name() + " has no functional form");
@@ -208,7 +216,7 @@ void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stac
     for_each_tensor(args[i], [&](const at::Tensor& out) {
       KILN_CHECK(next < results.size(), "more out arguments than results");
       const at::Tensor& result = results[next++];
-      if (ops::is_pointwise(functional->op)) check_cast(result.scalar_type(), out.scalar_type());
+      if (out.scalar_type() != result.scalar_type()) check_out_dtype(op, args);
       if (out.sizes() == result.sizes()) return;
       if (out.numel() != 0) throw Unsupported("out= of another size than the result");
       NoFakeGuard no_fake;
@@ -314,6 +322,9 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   torch::jit::drop(*stack, nargs);
   restore_devices(args);
   check_data_need(op, args);
+  // Functionalization knows no view but ATen's.
+  if (op.kind == OpKind::View && !op.op.name().starts_with("aten::"))
+    throw Unsupported(op.op.name() + " returns views of its arguments and is no ATen operator");
   const size_t results = stack->size();
   {
     at::AutoDispatchBelowADInplaceOrView below_autograd;

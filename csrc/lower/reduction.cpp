@@ -155,7 +155,10 @@ bool truth_all(Lowering& l, const Node& n) {
 }
 template <ReduceKind Kind>
 bool truth_dims(Lowering& l, const Node& n) {
-  return truth<Kind>(l, n, dims_of(l.get(n.arg(0)), n.arg(1), n.arg(2).to_bool()));
+  // Unlike the other reductions these fold nothing for dim=[].
+  const bool all = n.arg(1).is_none();
+  return truth<Kind>(
+      l, n, split_dims(l.get(n.arg(0)), all ? std::vector<int64_t>{} : n.arg(1).to_ints(), all, n.arg(2).to_bool()));
 }
 
 // Place of the extremum as int64, counted row-major over the folded dims.

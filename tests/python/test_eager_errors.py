@@ -69,6 +69,16 @@ REFUSED = [
     ("torch.linalg.cholesky(x)", -torch.eye(3), None),
     ("torch.linalg.lu_factor(x)", torch.zeros(3, 3), None),
     ("torch.linalg.inv_ex(x, check_errors=True)[0] + 0", torch.zeros(3, 3), None),
+    # An out= that does not take results of their dtype.
+    ("torch.sum(x, 0, dtype=torch.float64, out=torch.empty(3))", torch.ones(3, 3), None),
+    ("torch.max(x, 0, out=(torch.empty(3), torch.empty(3, dtype=torch.float64)))", torch.ones(3, 3), None),
+    ("torch.searchsorted(x[0], x[0], out=torch.empty(3))", torch.ones(3, 3), None),
+    ("torch.mm(x, x, out=torch.empty(3, 3, dtype=torch.float64))", torch.ones(3, 3), None),
+    ("torch.cat([x, x], out=torch.empty(6, 3, dtype=torch.int32))", torch.ones(3, 3), None),
+    ("torch.mean(x, 0, out=torch.empty(3, dtype=torch.int32))", torch.ones(3, 3), None),
+    ("torch.argmax(x, 0, out=torch.empty(3, dtype=torch.int32))", torch.ones(3, 3), None),
+    ("torch.where(x > 0, x, x, out=torch.empty(3, 3, dtype=torch.float64))", torch.ones(3, 3), None),
+    ("torch.logcumsumexp(x, 0, out=torch.empty(3, 3, dtype=torch.int32))", torch.ones(3, 3), None),
 ]
 
 
@@ -169,3 +179,17 @@ def test_a_gradient_that_eager_refuses(change):
         out = g(torch.linspace(-1, 1, 4).requires_grad_())
         with pytest.raises(RuntimeError, match="In-place"):
             out.sum().backward()
+
+
+def test_results_that_out_casts():
+    def f(x):
+        wide = {"dtype": torch.float64}
+        return (
+            torch.add(x, x, out=torch.empty(3, 3, **wide)),
+            torch.mean(x, 0, out=torch.empty(3, **wide)),
+            torch.eq(x, x, out=torch.empty(3, 3)),
+            torch.logical_and(x, x, out=torch.empty(3, 3)),
+            torch.cat([x, x], out=torch.empty(6, 3, **wide)),
+        )
+
+    check(f, torch.linspace(-1, 1, 9).reshape(3, 3), grad=False)

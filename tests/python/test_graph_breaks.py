@@ -315,6 +315,30 @@ def test_reasons_are_reported():
     assert_same(told.result, break_in_loop(X))
 
 
+def test_explain_names_what_a_graph_calls():
+    def f(x):
+        return torch.nn.functional.gelu(torch.relu(x * 2)).sum(-1).view(3, 1)[0] + torch.ops.aten.sin(x)
+
+    (ops,) = kiln.explain(f)(X).ops_per_graph
+    assert ops == [
+        "operator.mul",
+        "torch.relu",
+        "torch._C._nn.gelu",
+        "torch.Tensor.sum",
+        "torch.Tensor.view",
+        "operator.getitem",
+        "torch.ops.aten.sin",
+        "operator.add",
+    ]
+
+
+def test_an_operator_outside_aten_that_makes_views():
+    def f(x):
+        return torch._refs.amax(x * 2, -1, keepdim=True) + 1
+
+    assert graphs(f, X) == 2
+
+
 def test_resume_functions_are_named():
     seen = []
 

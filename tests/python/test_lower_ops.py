@@ -338,6 +338,19 @@ def test_moments_of_many_rows_are_exact(columns, mean):
         assert ((got - want).abs() / want.abs()).max() < 5e-7
 
 
+def test_moments_of_a_long_row_are_exact():
+    """A row of two million numbers, in a loop that stores as well: a second level alone would be off by 1e-5."""
+
+    def f(x):
+        row = x.view(2, -1)
+        return F.group_norm(x, 2), row.mean(-1), row.var(-1)
+
+    torch.manual_seed(0)
+    x = torch.rand(1, 8, 2**19) + 1
+    for got, want in zip(kiln.compile(f)(x)[1:], f(x.double())[1:], strict=True):
+        assert ((got - want).abs() / want).max() < 1e-6
+
+
 @pytest.mark.parametrize("shape", [(32768, 3), (32768, 5), (8192, 8), (1024, 4, 2, 3)])
 def test_sums_of_many_short_rows_are_exact(shape):
     """In two levels, however short the rows are: what is added up one by one is off by ten times as much."""
@@ -561,3 +574,13 @@ def test_random_numbers_drawn_like_what_is_kept_in_another_order(draw, training)
         return draw(y), draw(z), z, z + draw(z)
 
     check(f, torch.randn(4, 5, 6).double())
+
+
+def test_truth_over_no_dim():
+    """dim=[] folds every dim in most reductions, none in these."""
+
+    def f(x):
+        none = [t(x, dim=[], keepdim=k) for t in (torch.all, torch.any) for k in (False, True)]
+        return *none, torch.all(x.t(), dim=[]), torch.any(x.to(torch.uint8), dim=[]), torch.all(x), x.amax(dim=[])
+
+    check(f, torch.tensor([[0.0, 3.0, float("nan")], [-1.0, 0.0, 0.0]]), grad=False)

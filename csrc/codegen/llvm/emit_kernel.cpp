@@ -128,21 +128,16 @@ void Emitter::emit_segments() {
       set_lanes(shape_.lane_var, width, 1, i, width);
       emit_stages();
     });
-    auto* tail = llvm::BasicBlock::Create(context_, "tail", fn_);
-    auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
-    b_.CreateCondBr(b_.CreateICmpNE(rest, b_.getInt64(0)), tail, after);
-    b_.SetInsertPoint(tail);
-    set_lanes(shape_.lane_var, width, 1, whole, width);
-    if (width > 1) {
-      std::vector<llvm::Constant*> iota;
-      for (int l = 0; l < width; ++l) iota.push_back(b_.getInt32(l));
-      Value* left = splat(b_.CreateTrunc(rest, b_.getInt32Ty()), width);
-      lanes_.masks[0] = b_.CreateICmpULT(llvm::ConstantVector::get(iota), left);
-    }
-    emit_stages();
-    b_.CreateBr(after);
-    after->moveAfter(b_.GetInsertBlock());
-    b_.SetInsertPoint(after);
+    when(b_.CreateICmpNE(rest, b_.getInt64(0)), [&] {
+      set_lanes(shape_.lane_var, width, 1, whole, width);
+      if (width > 1) {
+        std::vector<llvm::Constant*> iota;
+        for (int l = 0; l < width; ++l) iota.push_back(b_.getInt32(l));
+        Value* left = splat(b_.CreateTrunc(rest, b_.getInt32Ty()), width);
+        lanes_.masks[0] = b_.CreateICmpULT(llvm::ConstantVector::get(iota), left);
+      }
+      emit_stages();
+    });
     lanes_ = {};
   });
 }
@@ -179,6 +174,17 @@ void Emitter::loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const 
   b_.CreateCondBr(b_.CreateICmpSLT(next, hi), head, exit);
   exit->moveAfter(b_.GetInsertBlock());
   b_.SetInsertPoint(exit);
+}
+
+void Emitter::when(Value* condition, const std::function<void()>& body) {
+  auto* then = llvm::BasicBlock::Create(context_, "then", fn_);
+  auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
+  b_.CreateCondBr(condition, then, after);
+  b_.SetInsertPoint(then);
+  body();
+  b_.CreateBr(after);
+  after->moveAfter(b_.GetInsertBlock());
+  b_.SetInsertPoint(after);
 }
 
 void Emitter::nested(const std::vector<int>& vars, size_t at, const std::function<void()>& body) {
@@ -286,14 +292,7 @@ void Emitter::over_block(Value* block, int64_t blocks, int64_t block_size, int64
   hi = b_.CreateSelect(b_.CreateICmpSLT(hi, b_.getInt64(whole)), hi, b_.getInt64(whole));
   loop(lo, hi, step, true, round);
   if (whole == extent) return;
-  auto* last = llvm::BasicBlock::Create(context_, "tail", fn_);
-  auto* after = llvm::BasicBlock::Create(context_, "after", fn_);
-  b_.CreateCondBr(b_.CreateICmpEQ(block, b_.getInt64(blocks - 1)), last, after);
-  b_.SetInsertPoint(last);
-  tail(whole);
-  b_.CreateBr(after);
-  after->moveAfter(b_.GetInsertBlock());
-  b_.SetInsertPoint(after);
+  when(b_.CreateICmpEQ(block, b_.getInt64(blocks - 1)), [&] { tail(whole); });
 }
 
 void Emitter::emit_columns(Value* block) {
@@ -321,7 +320,7 @@ void Emitter::emit_stages() {
     if (s.vars.empty()) {
       // Reductions over loops of one round were left without their loops.
       const bool columns = shape_.lane_var >= 0;
-      begin_reductions(s, columns ? lanes_.width : 1, columns ? lanes_.parts : 1, false);
+      begin_reductions(s, columns ? lanes_.width : 1, columns ? lanes_.parts : 1, 0);
       if (const int cross = shape_.stage_cross[k]; cross >= 0)
         over_block(
             cross_unit_, shape_.cross_blocks, shape_.cross_block, nest_.extents[cross], lanes_.width,
@@ -340,8 +339,12 @@ void Emitter::emit_stages() {
 }
 
 namespace {
-/// Rounds that one accumulator adds up before it goes to the second level: keeps the error of long sums small.
-constexpr int64_t kStrip = 128;
+/// Levels above the accumulators with which none adds up much more than a strip, in so many rounds.
+int levels_for(int64_t rounds) {
+  int levels = 0;
+  for (; rounds > kStrip; rounds /= kStrip) ++levels;
+  return levels;
+}
 }  // namespace
 
 void Emitter::in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade,
@@ -370,13 +373,13 @@ void Emitter::emit_row_stage(const Stage& s, int k) {
   const int width = shape_.stage_width[k], unroll = shape_.stage_unroll[k];
   const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
   const int64_t step = static_cast<int64_t>(width) * unroll, rounds = (extent + step - 1) / step;
-  const bool cascade = extent > 0 && size / extent * rounds > kStrip;
-  begin_reductions(s, width, unroll, cascade);
+  const int levels = extent > 0 ? levels_for(size / extent * rounds) : 0;
+  begin_reductions(s, width, unroll, levels);
   if (size > 0) {
     const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
-    in_strips(outer, rounds, cascade, [&](bool strips) {
+    in_strips(outer, rounds, levels > 0, [&](bool strips) {
       for (ValueId id : s.body)
-        if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, 1, 1, false);
+        if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, 1, 1, 0);
       over_lanes(
           s.vars.back(), extent, width, unroll, strips ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
       if (strips) flush_cascade();
@@ -387,15 +390,15 @@ void Emitter::emit_row_stage(const Stage& s, int k) {
 
 void Emitter::emit_column_stage(const Stage& s, int k) {
   const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
-  const bool cascade = size > kStrip;
-  begin_reductions(s, lanes_.width, lanes_.parts, cascade);
+  const int levels = levels_for(size);
+  begin_reductions(s, lanes_.width, lanes_.parts, levels);
   if (size > 0) {
     const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
     const int cross = shape_.stage_cross[k];
     const int step = cross >= 0 ? lanes_.width : 1;
-    in_strips(outer, extent, cascade, [&](bool strips) {
+    in_strips(outer, extent, levels > 0, [&](bool strips) {
       for (ValueId id : s.body)
-        if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, false);
+        if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, 0);
       const int64_t whole = extent / step * step;
       const auto round = [&](Value* i) {
         if (cross >= 0) return emit_tile(s, cross, i, step);

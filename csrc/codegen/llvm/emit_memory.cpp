@@ -317,23 +317,15 @@ void Emitter::emit_store(const Inst& i) {
   };
   const auto scalar_store = [&](Value* index, Value* v, Value* condition) {
     Value* p = address(i.buffer, index);
-    llvm::BasicBlock* after = nullptr;
-    if (condition) {
-      auto* then = llvm::BasicBlock::Create(context_, "store", fn_);
-      after = llvm::BasicBlock::Create(context_, "stored", fn_);
-      b_.CreateCondBr(condition, then, after);
-      b_.SetInsertPoint(then);
-    }
-    if (add) {
-      auto* old = b_.CreateAlignedLoad(memory_type_of(t), p, align);
-      tag(old, i.buffer);
-      v = sum(from_memory(old, t), v);
-    }
-    tag(b_.CreateAlignedStore(to_memory(v, t), p, align), i.buffer);
-    if (after) {
-      b_.CreateBr(after);
-      b_.SetInsertPoint(after);
-    }
+    const auto store = [&] {
+      if (add) {
+        auto* old = b_.CreateAlignedLoad(memory_type_of(t), p, align);
+        tag(old, i.buffer);
+        v = sum(from_memory(old, t), v);
+      }
+      tag(b_.CreateAlignedStore(to_memory(v, t), p, align), i.buffer);
+    };
+    condition ? when(condition, store) : store();
   };
   const int w = lanes_.width;
   if (lanes_.var < 0 || (w == 1 && lanes_.parts == 1)) {

@@ -161,27 +161,29 @@ std::vector<llvm::Value*> Emitter::absolute(const std::vector<Value*>& acc) {
   return {b_.CreateFAdd(acc[0], acc[3]), acc[1], acc[2]};
 }
 
-void Emitter::begin_reductions(const Stage& s, int width, int unroll, bool cascade) {
+void Emitter::begin_reductions(const Stage& s, int width, int unroll, int levels) {
+  if (levels > 1) {
+    strips_ = stack_slot(b_.getInt64Ty(), "strips");
+    b_.CreateStore(b_.getInt64(0), strips_);
+  }
   for (ValueId id : s.body) {
     const Inst& i = nest_.insts[id];
     if (i.op != Opcode::Reduce && i.op != Opcode::Scan) continue;
     const std::vector<Type*> types = accumulator_types(i, width);
     const std::vector<Value*> start = identity(i, width);
     Accumulator& a = accumulators_[id];
-    const auto fill = [&](std::vector<std::vector<Value*>>& slots, bool reuse) {
-      if (!reuse) slots.clear();
-      for (int p = 0; p < unroll; ++p) {
-        if (!reuse) {
-          slots.emplace_back();
-          for (Type* t : types) slots.back().push_back(stack_slot(t, "acc"));
+    const auto fill = [&](Accumulator::Slots& slots) {
+      slots.assign(unroll, {});
+      for (std::vector<Value*>& part : slots)
+        for (size_t c = 0; c < types.size(); ++c) {
+          part.push_back(stack_slot(types[c], "acc"));
+          b_.CreateStore(start[c], part.back());
         }
-        for (size_t c = 0; c < types.size(); ++c) b_.CreateStore(start[c], slots[p][c]);
-      }
     };
-    fill(a.slots, false);
-    a.outer.clear();
+    fill(a.slots);
     const bool rounds = i.reduce == ReduceKind::Welford || (i.reduce == ReduceKind::Sum && is_floating(i.dtype));
-    if (cascade && i.op == Opcode::Reduce && rounds) fill(a.outer, false);
+    a.levels.assign(i.op == Opcode::Reduce && rounds ? levels : 0, {});
+    for (Accumulator::Slots& level : a.levels) fill(level);
   }
 }
 
@@ -218,25 +220,48 @@ void Emitter::emit_reduce_step(ValueId id) {
   env_[id] = out[0];
 }
 
+size_t Emitter::cascade_levels() const {
+  size_t levels = 0;
+  for (const auto& [id, a] : accumulators_) levels = std::max(levels, a.levels.size());
+  return levels;
+}
+
 void Emitter::flush_cascade() {
+  const size_t levels = cascade_levels();
+  if (levels > 0) flush_level(0);
+  if (levels < 2) return;
+  Value* count = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), strips_), b_.getInt64(1));
+  b_.CreateStore(count, strips_);
+  int64_t strip = 1;
+  for (size_t level = 1; level < levels; ++level) {
+    strip *= kStrip;
+    when(b_.CreateICmpEQ(b_.CreateURem(count, b_.getInt64(strip)), b_.getInt64(0)), [&] { flush_level(level); });
+  }
+}
+
+void Emitter::flush_level(size_t level) {
   for (auto& [id, a] : accumulators_) {
+    if (level >= a.levels.size()) continue;
     const Inst& i = nest_.insts[id];
-    for (size_t p = 0; p < a.outer.size(); ++p) {
+    const Accumulator::Slots &from = level == 0 ? a.slots : a.levels[level - 1], &to = a.levels[level];
+    for (size_t p = 0; p < to.size(); ++p) {
       std::vector<Value*> outer, inner;
-      for (size_t c = 0; c < a.slots[p].size(); ++c) {
-        Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][c])->getAllocatedType();
-        outer.push_back(b_.CreateLoad(t, a.outer[p][c]));
-        inner.push_back(b_.CreateLoad(t, a.slots[p][c]));
-        b_.CreateStore(llvm::Constant::getNullValue(t), a.slots[p][c]);
+      for (size_t c = 0; c < to[p].size(); ++c) {
+        Type* t = llvm::cast<llvm::AllocaInst>(to[p][c])->getAllocatedType();
+        outer.push_back(b_.CreateLoad(t, to[p][c]));
+        inner.push_back(b_.CreateLoad(t, from[p][c]));
+        b_.CreateStore(llvm::Constant::getNullValue(t), from[p][c]);
       }
       const std::vector<Value*> sum =
           i.reduce == ReduceKind::Welford ? append(i, outer, inner) : combine(i, outer, inner);
-      for (size_t c = 0; c < sum.size(); ++c) b_.CreateStore(sum[c], a.outer[p][c]);
+      for (size_t c = 0; c < sum.size(); ++c) b_.CreateStore(sum[c], to[p][c]);
     }
   }
 }
 
 void Emitter::finish_reductions(const Stage& s, bool lanes_are_results) {
+  // The last strip's end emptied the accumulators alone.
+  for (size_t level = 1, n = cascade_levels(); level < n; ++level) flush_level(level);
   for (ValueId id : s.body) {
     const Inst& i = nest_.insts[id];
     if (i.op != Opcode::Reduce) continue;
@@ -246,11 +271,11 @@ void Emitter::finish_reductions(const Stage& s, bool lanes_are_results) {
       parts.emplace_back();
       for (size_t c = 0; c < a.slots[p].size(); ++c) {
         Type* t = llvm::cast<llvm::AllocaInst>(a.slots[p][c])->getAllocatedType();
-        parts.back().push_back(b_.CreateLoad(t, (a.outer.empty() ? a.slots : a.outer)[p][c]));  // all was flushed
+        parts.back().push_back(b_.CreateLoad(t, (a.levels.empty() ? a.slots : a.levels.back())[p][c]));
       }
       if (i.reduce == ReduceKind::Welford) parts.back() = absolute(parts.back());
     }
-    a.outer.clear();
+    a.levels.clear();
     std::vector<Parts>& out = reduced_[id];
     out.clear();
     const int results = loops::result_count(i.reduce);

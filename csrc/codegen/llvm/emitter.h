@@ -29,6 +29,9 @@ class MathLibrary {
   std::unordered_map<std::string, void*> known_;
 };
 
+/// Rounds that one accumulator adds up before it goes to the next level: keeps the error of long sums small.
+constexpr int64_t kStrip = 128;
+
 class Emitter {
  public:
   Emitter(llvm::Module& module, MathLibrary& math, const schedule::Kernel& kernel,
@@ -64,6 +67,8 @@ class Emitter {
   void emit_body(const loops::Stage& s);
   void emit_inst(loops::ValueId id);
   void loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const std::function<void(Value*)>& body);
+  /// Runs body where the condition, a single bit, holds.
+  void when(Value* condition, const std::function<void()>& body);
   void nested(const std::vector<int>& vars, size_t at, const std::function<void()>& body);
   /// As nested. With `cascade` the accumulators go to their second level after about a strip of rounds, of which the
   /// body does `rounds`: here, or within the body, which is told so.
@@ -159,15 +164,20 @@ class Emitter {
   std::vector<Value*> append(const loops::Inst& i, const std::vector<Value*>& a, const std::vector<Value*>& b);
   /// The accumulator of a Welford reduction as (mean, m2, count).
   std::vector<Value*> absolute(const std::vector<Value*>& acc);
-  void begin_reductions(const loops::Stage& s, int width, int unroll, bool cascade);
+  /// Accumulators of a stage's reductions, at their identities; sums and Welford's get `levels` further levels.
+  void begin_reductions(const loops::Stage& s, int width, int unroll, int levels);
   void emit_reduce_step(loops::ValueId id);
+  /// At the end of a strip: adds the accumulators to the second level, and each level that is a strip long to the next.
   void flush_cascade();
+  void flush_level(size_t level);
+  size_t cascade_levels() const;
   void finish_reductions(const loops::Stage& s, bool lanes_are_results);
   std::vector<Type*> accumulator_types(const loops::Inst& i, int width) const;
 
   struct Accumulator {
-    std::vector<std::vector<Value*>> slots;  // [part][component]: stack slots
-    std::vector<std::vector<Value*>> outer;  // second level of a cascade; empty if none
+    using Slots = std::vector<std::vector<Value*>>;  // [part][component]: stack slots
+    Slots slots;
+    std::vector<Slots> levels;  // the cascade's further levels, each of which adds up strips of the one before
   };
 
   llvm::Module& module_;
@@ -191,6 +201,7 @@ class Emitter {
   std::unordered_map<loops::ValueId, std::vector<Parts>> reduced_;
   std::unordered_map<int, llvm::BasicBlock*> error_blocks_;
   Lanes lanes_;
+  Value* strips_ = nullptr;      // stack slot: how many strips have ended, where a cascade has more than one level
   Value* cross_unit_ = nullptr;  // pointwise kernel in tiles: its block of the crossing variable
   Value* row_ = nullptr;         // row of the tile that the body is at
   std::unordered_map<loops::ValueId, std::vector<loops::ValueId>> woven_;  // of the body that is emitted

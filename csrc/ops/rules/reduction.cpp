@@ -61,7 +61,9 @@ Metas reduce(Acc acc, int dim_at, int keep_at, int dtype_at, Args args) {
     shape_error(
         "mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: " +
         dtype_label(t.dtype));
-  return one(contiguous(t, reduced_sizes(t, dims, keep), dtype));
+  // all() and any() fold nothing for dim=[], the others fold everything.
+  const bool empty_is_all = acc != Acc::Bool || dim_at < 0 || !has(args, static_cast<size_t>(dim_at));
+  return one(contiguous(t, reduced_sizes(t, dims, keep, empty_is_all), dtype));
 }
 
 Metas extremum(const OpInfo& info, Args args) {

@@ -190,7 +190,8 @@ void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
 
 /// Logs and the record for kiln.explain.
 void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, const Continuation* continuation,
-          const std::string& graph_text) {
+          const graph::Graph* torch_level) {
+  const std::string graph_text = torch_level ? graph::print(*torch_level) : "";
   const std::string place = place_of(code);
   std::string bytecode;
   if (result.exit.kind == Exit::Kind::Break) log_artifact(Topic::graph_breaks, place, reason_text(result.exit.reason));
@@ -219,10 +220,10 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   r.file = utf8(code->co_filename);
   r.line = code->co_firstlineno;
   r.graph = graph_text;
-  if (result.torch_level) {
-    for (const auto& n : result.torch_level->nodes())
+  if (torch_level) {
+    for (const auto& n : torch_level->nodes())
       if (n->kind == graph::NodeKind::Call) r.ops.push_back(n->op.name());
-    r.dot.push_back(graph::to_dot(*result.torch_level));
+    r.dot.push_back(graph::to_dot(*torch_level));
   }
   if (result.traced) r.aten.push_back(graph::print(*result.traced));
   for (const auto& g : entry.tree.guards()) r.guards.push_back(g.text());
@@ -287,8 +288,9 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     if (result.failed_is_asked) result.traced->asked = result.traced->outputs().size() - 1;
   }
   // Backends may change the graph they are given.
-  std::string graph_text;
-  if (result.torch_level && (recording() || log_enabled(Topic::graph))) graph_text = graph::print(*result.torch_level);
+  std::shared_ptr<graph::Graph> torch_level;
+  if (result.torch_level && (recording() || log_enabled(Topic::graph)))
+    torch_level = with_names(*result.torch_level, result.torch_targets);
   auto entry = std::make_shared<Entry>(result.guards, wanted);
   entry->globals = py::Ref::borrow(frame->f_func->func_globals);
   entry->num_inputs = result.inputs.size();
@@ -299,7 +301,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   entry->has_assertions = static_cast<bool>(result.failed);
   compile_graph(result, config, *entry);
   check_signals();
-  tell(code, result, *entry, breaks ? &continuation : nullptr, graph_text);
+  tell(code, result, *entry, breaks ? &continuation : nullptr, torch_level.get());
   return entry;
 }
 

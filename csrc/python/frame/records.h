@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,8 @@ struct Record {
   std::string artifact;
   std::vector<std::string> dot;
 };
+/// A copy of a capture's torch-level graph that names what it calls as the user would: `torch.relu`, `operator.mul`.
+std::shared_ptr<graph::Graph> with_names(const graph::Graph& torch_level, const std::vector<py::Ref>& targets);
 bool recording();
 void set_recording(bool on);
 void add_record(Record record);
