@@ -12,6 +12,16 @@ import torch
 import torch.utils.checkpoint
 
 from kiln import _C
+from kiln._higher_order import (  # noqa: F401
+    CondOp___call__,
+    FlexAttentionHOP___call__,
+    MapImpl___call__,
+    ScanOp___call__,
+    TransformGetItemToIndex___torch_function__,
+    _hop_compile_and_call,
+    cond,
+    while_loop,
+)
 
 
 def rebuild(function, args, state=None):
@@ -453,17 +463,18 @@ def failed_check(error_type, message):
     return error_type("a check of a tensor failed" if message is None else str(message()))
 
 
-def TransformGetItemToIndex___torch_function__(self, func, types, args=(), kwargs=None):
-    """The mode under which a mask's function is called with indices that are tensors: `x[i]` gathers instead of taking a
-    view at the number i."""
-    if func is torch.Tensor.__getitem__:
-        x, index = args
-        index = list(index) if isinstance(index, (tuple, list)) else [index]
-        if all(isinstance(i, (torch.Tensor, int)) for i in index):
-            return torch.ops.aten.index(
-                x, [torch.tensor(i, dtype=torch.int64, device=x.device) if isinstance(i, int) else i for i in index]
-            )
-    return func(*args, **(kwargs or {}))
+class UnloadedDynamo:
+    """The module torch._dynamo for PyTorch's own code that tells it about tensors, while nobody has loaded it."""
+
+    @staticmethod
+    def mark_static(t, index=None):
+        pass
+
+    def __getattr__(self, name):
+        return getattr(torch.__getattr__("_dynamo"), name)  # as the program asks for
+
+
+unloaded_dynamo = UnloadedDynamo()
 
 
 def leave_transforms():

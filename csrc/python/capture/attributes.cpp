@@ -1,4 +1,5 @@
 // Attributes, globals and cells: reads by path with guards, writes into overlays.
+#include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/guards/checks.h"
 #include "python/pch.h"
@@ -330,6 +331,12 @@ PyObject* Machine::load_module_attr(PyObject* module, Known* k, PyObject* name, 
     }
     if (PyErr_Occurred()) return nullptr;
     guard(GK::DictLacks, contents, getattr_name);
+  }
+  // PyTorch's own code loads that compiler by naming it, to tell it about tensors.
+  if (PyUnicode_CompareWithASCIIString(name, "_dynamo") == 0) {
+    static PyObject* torch = PyImport_ImportModule("torch");
+    static PyObject* unloaded = PyObject_GetAttrString(polyfills(), "unloaded_dynamo");
+    if (module == torch) return see(unloaded, child(SK::Const, nullptr, unloaded));
   }
   {
     Paused paused_here(*this);  // lazy modules and torch.ops fill themselves; that is idempotent

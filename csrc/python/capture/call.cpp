@@ -5,6 +5,7 @@
 #include "aten/fake.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
+#include "python/capture/polyfills.h"
 #include "python/capture/user_rules.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
@@ -645,6 +646,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return defer(py::Ref::borrow(callable), {args, args + n});
     case Policy::IsCompiling:
     case Policy::Loads:
+    case Policy::StandIn:
     case Policy::Interpret:
     case Policy::Unknown:
       break;
@@ -727,6 +729,7 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     case Policy::IsCompiling:
       return PyBool_FromLong(tells_compiling(ts->cframe->current_frame, options.item_numbers));
     case Policy::Polyfill:
+    case Policy::StandIn:
       return call_polyfill(frame, handled);
     case Policy::CustomFunction:
       return call_custom_function(frame, handled);
@@ -834,25 +837,8 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
 }
 
 PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
-  PyCodeObject* code = frame->f_code;
-  std::string name = PyUnicode_AsUTF8(code->co_qualname);
-  std::replace(name.begin(), name.end(), '.', '_');
-  py::Ref f = py::Ref::steal(PyObject_GetAttrString(polyfills(), name.c_str()));
-  if (!f) return nullptr;
-  const int positional = code->co_argcount, keywords = code->co_kwonlyargcount;
-  PyObject** rest = frame->localsplus + positional + keywords;  // *args, **kwargs
-  PyObject* more = code->co_flags & CO_VARARGS ? *rest++ : nullptr;
-  const Py_ssize_t others = more ? PyTuple_GET_SIZE(more) : 0;
-  py::Ref args = py::Ref::steal(PyTuple_New(positional + others));
-  py::Ref kwargs = py::Ref::steal(code->co_flags & CO_VARKEYWORDS ? PyDict_Copy(*rest) : PyDict_New());
-  if (!args || !kwargs) return nullptr;
-  for (int i = 0; i < positional; ++i) PyTuple_SET_ITEM(args.get(), i, Py_NewRef(frame->localsplus[i]));
-  for (Py_ssize_t i = 0; i < others; ++i)
-    PyTuple_SET_ITEM(args.get(), positional + i, Py_NewRef(PyTuple_GET_ITEM(more, i)));
-  for (int i = positional; i < positional + keywords; ++i)
-    if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(code->co_localsplusnames, i), frame->localsplus[i]) < 0)
-      return nullptr;
-  return unless_declined(call_ex(f.get(), args.get(), kwargs.get()), handled);
+  const PolyfillCall call(frame);
+  return unless_declined(call_ex(call.function.get(), call.args.get(), call.kwargs.get()), handled);
 }
 
 PyObject* Machine::unless_declined(PyObject* result, bool* handled) {

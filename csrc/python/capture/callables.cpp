@@ -85,6 +85,11 @@ struct Tables {
         if (d) v = py::Ref::borrow(d);
       }
       if (!v) v = py::Ref::steal(PyObject_GetAttrString(o.get(), name.c_str()));
+      if (!v && !PyModule_Check(o.get())) {  // it hides the submodule of its name (torch._higher_order_ops.cond)
+        PyErr_Clear();
+        if (const auto module = py::Ref::steal(PyImport_ImportModule(path.substr(0, dot).c_str())))
+          v = py::Ref::steal(PyObject_GetAttrString(module.get(), name.c_str()));
+      }
       if (!v) {  // a submodule that its package hides (torch.optim.adam)
         PyErr_Clear();
         v = py::Ref::steal(PyImport_ImportModule(path.substr(0, next).c_str()));

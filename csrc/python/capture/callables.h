@@ -40,6 +40,7 @@ enum class Policy : unsigned char {
   Number,
   Item,
   Polyfill,
+  StandIn,
   Defer,
   Warn,
   Loads,

@@ -81,7 +81,8 @@ struct CodeInfo {
   std::vector<std::pair<ConfigPtr, std::unique_ptr<CodeCache>>> caches;
   CodeCache& cache(const ConfigPtr& config);
   /// Yes: frames of this code run as they are (see skip.h); what they call may still be compiled. Below: that neither.
-  enum class Skip : uint8_t { Unknown, No, Yes, Below };
+  /// Replaced: a polyfill runs in their place.
+  enum class Skip : uint8_t { Unknown, No, Yes, Below, Replaced };
   Skip skip = Skip::Unknown;
   bool internal = false;  // made by kiln, runs as it is: continuations
   /// For resume functions: where they came from.

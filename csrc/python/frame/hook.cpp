@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "python/capture/capture.h"
+#include "python/capture/polyfills.h"
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
@@ -302,6 +303,10 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
         (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)))
       return run_plainly(tstate, frame, throw_flag);
     if (should_skip(frame)) {
+      if (replaced(code)) {
+        const capture::PolyfillCall call(frame);
+        return PyObject_Call(call.function.get(), call.args.get(), call.kwargs.get());
+      }
       Scoped<int> below(m.disabled, m.disabled + (skipped_with_calls(code) ? 1 : 0));
       return run_plainly(tstate, frame, throw_flag);
     }

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "python/capture/callables.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
 #include "python/frame/cache.h"
@@ -125,14 +126,22 @@ bool skipped_with_calls(PyCodeObject* code) {
   return info && info->skip == CodeInfo::Skip::Below;
 }
 
+bool replaced(PyCodeObject* code) {
+  const CodeInfo* info = find_code_info(code);
+  return info && info->skip == CodeInfo::Skip::Replaced;
+}
+
 bool should_skip(_PyInterpreterFrame* frame) {
   PyCodeObject* code = frame->f_code;
   CodeInfo* info = code_info(code);
   if (!info || info->internal) return true;
   using Skip = CodeInfo::Skip;
   if (info->skip == Skip::Unknown)
-    info->skip = of_other_compiler(code) ? Skip::Below : skipped_file(code) ? Skip::Yes : Skip::No;
-  if (info->skip == Skip::Yes || info->skip == Skip::Below) return true;
+    info->skip = of_other_compiler(code)                                     ? Skip::Below
+                 : capture::policy_of_code(code) == capture::Policy::StandIn ? Skip::Replaced
+                 : skipped_file(code)                                        ? Skip::Yes
+                                                                             : Skip::No;
+  if (info->skip != Skip::No) return true;
   if (info->resume) return false;
   const int slots = code->co_nlocalsplus - code->co_nfreevars;
   for (int i = 0; i < slots; ++i)

@@ -16,6 +16,8 @@ PyTypeObject* nn_module_type();
 bool should_skip(_PyInterpreterFrame* frame);
 /// True for skipped frames below which nothing is compiled either: another compiler's. Known after should_skip.
 bool skipped_with_calls(PyCodeObject* code);
+/// True for skipped frames in whose place a polyfill runs. Known after should_skip.
+bool replaced(PyCodeObject* code);
 /// The part that depends on the file alone.
 bool skipped_file(PyCodeObject* code);
 

@@ -1,0 +1,160 @@
+"""PyTorch's higher-order operators: what they do is captured as the plain Python that says the same."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch._higher_order_ops import associative_scan, scan
+from torch._higher_order_ops import map as map_rows
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+import kiln
+from helpers import check, graphs
+from kiln.testing import assert_same
+
+X = torch.linspace(-1, 2, 20).reshape(5, 4)
+
+
+def branches(x):
+    y = torch.cond(x.sum() > 0, lambda x, w: (x * w).sin(), lambda x, w: x.cos() * w, (x * 2, torch.tensor(3.0)))
+    return y + 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_cond_takes_the_branch_of_each_call(grad):
+    compiled = kiln.compile(branches)
+    for sign in (1, -1, 1, 1, -1, -1, 1):
+        x, y = ((X * sign).requires_grad_(grad) for _ in range(2))
+        out, expected = compiled(x), branches(y)
+        assert_same(out, expected)
+        if grad:
+            out.square().sum().backward()
+            expected.square().sum().backward()
+            assert_same(x.grad, y.grad)
+
+
+def test_cond_of_a_number_is_no_branch_of_the_data():
+    def f(x):
+        return torch.cond(x.shape[0] > 3, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    assert graphs(f, X) == 1
+    check(f, X, fullgraph=True)
+    check(f, X[:2], fullgraph=True)
+
+
+def test_cond_refuses_several_conditions():
+    def f(x):
+        return torch.cond(x > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    for g in (f, kiln.compile(f)):
+        with pytest.raises(RuntimeError):
+            g(X)
+
+
+def test_cond_in_a_layer_below_a_break():
+    class Gate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            print(end="")
+            return torch.cond(x.mean() > 0, lambda x: self.a(x).relu(), lambda x: self.b(x), (x,))
+
+    net = Gate()
+    with torch.no_grad():
+        for x in (X, -X, X - 0.4):
+            assert_same(kiln.compile(net)(x), net(x))
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_while_loop(times):
+    def f(x):
+        def body(i, state):
+            return i + 1, {"x": state["x"] * 2 + i}
+
+        i, state = torch.while_loop(lambda i, state: i < times, body, (torch.tensor(0), {"x": x}))
+        return i, state["x"] + 1
+
+    i, x = kiln.compile(f)(X)
+    expected = X
+    for k in range(times):
+        expected = expected * 2 + k
+    assert int(i) == times
+    assert_same(x, expected + 1)
+
+
+LOOPS = {
+    "map": lambda x: map_rows(lambda row, w: row * w.sum(), x, torch.tensor([1.0, 2.0])),
+    "map of trees": lambda x: map_rows(lambda rows: {"sum": rows[0] + rows[1]}, (x, x.exp()))["sum"],
+    "scan": lambda x: scan(lambda c, row: (c + row, (c * row).clone()), torch.zeros(4), x),
+    "scan of trees": lambda x: scan(
+        lambda c, col: ({"a": c["a"] * 0.5 + col}, c["a"].clone()), {"a": torch.zeros(5)}, x, dim=1, reverse=True
+    ),
+    "associative_scan": lambda x: associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic"),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_loops_over_rows(loop, grad):
+    f = LOOPS[loop]
+    x, y = (X.clone().requires_grad_(grad) for _ in range(2))
+    out, expected = kiln.compile(f, fullgraph=True)(x), f(y)
+    assert_same(out, expected)
+    if grad:
+        for result in (out, expected):
+            sum(t.sum() for t in torch.utils._pytree.tree_leaves(result)).backward()
+        assert_same(x.grad, y.grad)
+
+
+Q, K, V = (torch.randn(2, 4, 32, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+SLOPES = torch.tensor([1.0, 0.5, 0.25, 0.125])
+CAUSAL = create_block_mask(lambda b, h, i, j: i >= j, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+LATE = create_block_mask(lambda b, h, i, j: (i > 7) & (i >= j), None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+
+ATTENTION = {
+    "plain": lambda q, k, v: flex_attention(q, k, v),
+    "scored": lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + SLOPES[h] * (j - i)),
+    "masked": lambda q, k, v: flex_attention(q, k, v, block_mask=CAUSAL),
+    "rows without a key": lambda q, k, v: flex_attention(
+        q, k, v, block_mask=LATE, return_aux=AuxRequest(lse=True)
+    ),
+    "fewer heads of keys": lambda q, k, v: flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True, scale=0.5),
+    "other layout": lambda q, k, v: flex_attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v),
+    "bfloat16": lambda q, k, v: flex_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without")
+@pytest.mark.parametrize("case", ATTENTION)
+def test_flex_attention(case):
+    f = ATTENTION[case]
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if case == "bfloat16" else {}
+    assert_same(kiln.compile(f, fullgraph=True)(Q, K, V), f(Q, K, V), **tolerance)
+
+
+PROGRAM = """
+import sys
+import torch
+import kiln
+from torch.nn.attention.flex_attention import flex_attention
+
+x = torch.linspace(-1, 2, 128).reshape(1, 2, 8, 8)
+halved = kiln.compile(lambda x: torch.cond(x.sum() > 0, lambda x: x / 2, lambda x: x * 1, (x,)))
+doubled = kiln.compile(lambda x: torch.while_loop(lambda x: x.sum() < 1e3, lambda x: (x * 2,), (x,))[0])
+attend = kiln.compile(lambda x: flex_attention(x, x, x))
+for _ in range(3):
+    halved(x), halved(-x), doubled(x), attend(x)
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+print("clean")
+"""
+
+
+def test_no_other_compiler_is_asked():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.strip() == "clean", done.stderr[-2000:]
