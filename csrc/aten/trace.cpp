@@ -180,6 +180,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
     if (!why.empty()) fail(*trace, "unsupported-operator", why);
   };
+  const bool of_numbers = !info.factory && std::all_of(args.begin(), args.end(), [](const graph::Arg& a) {
+    bool tensor = false;
+    graph::for_each_value(a, [&](const graph::Value&) { tensor = true; });
+    return !tensor;
+  });
   torch::jit::Stack call;
   if (recorded) call.assign(stack->begin() + static_cast<int64_t>(first), stack->end());
   // What is written cannot be taken back, what is returned may be large.
@@ -219,6 +224,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     if (t.defined() && t.layout() != at::kStrided)
       fail(*trace, "unsupported-operator",
            op.operator_name().name + " gives a tensor of layout " + c10::str(t.layout()));
+  // It was computed from numbers alone: torch.div(8, 4).
+  if (of_numbers && tensors.size() == 1 && tensors[0].defined() && !is_fake(tensors[0]) &&
+      can_be_constant(tensors[0]) && !tensors[0].unsafeGetTensorImpl()->is_wrapped_number()) {
+    stack->back() = record_constant(*trace, tensors[0]);
+    return;
+  }
   if (info.kind == OpKind::Functional) {
     int64_t elements = 0;
     for (const at::Tensor& t : tensors) elements += t.defined() ? t.numel() : 0;

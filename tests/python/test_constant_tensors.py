@@ -229,3 +229,14 @@ def test_full_of_sizes_and_of_what_breaks():
     check(lambda x: torch.full((2,), x.max().item(), out=torch.empty(2)), x)
     check(lambda x: torch.full((2,), x.sum() * 1j), x)
     check(lambda x: torch.full((2,), x[:1]), x)
+
+
+def test_operators_of_numbers_alone():
+    """torch.div(8, 4) is a tensor, and sizes are computed so."""
+
+    def f(x):
+        rows = torch.div(x.size(0), 2, rounding_mode="trunc")
+        more = torch.add(rows, 1) - 1
+        return x.view(rows, -1), x.new_zeros((more + 1, 2)), x * torch.div(8, 3), torch.div(7, 2)
+
+    check(f, torch.linspace(-1, 2, 8).view(4, 2), fullgraph=True)

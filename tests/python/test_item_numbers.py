@@ -478,6 +478,13 @@ def test_booleans_of_masks_and_lengths_are_branches():
     check(f, (X, full), (X, holes), (X, few), (X, full), (X, holes))
 
 
+def test_a_bool_of_a_tensor():
+    def f(x, n):
+        return x + 1 if bool(n.sum() > 3) and not bool(torch.tensor(0)) else x * 2
+
+    check(f, (X, torch.tensor([1, 2])), (X, torch.tensor([3, 2])), graphs=1)
+
+
 def test_a_boolean_of_a_large_tensor_breaks():
     check(lambda x: x + 1 if (x > 0).all().item() else x - 1, (X,), (-X,), graphs=2)
 

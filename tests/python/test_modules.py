@@ -404,3 +404,33 @@ def test_an_encoder_layer_gives_rows_whatever_it_is_given(norm_first):
         expected = f(x)
         torch.manual_seed(0)
         assert_same(kiln.compile(f)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def ones_below(n):
+    return torch.log(torch.tril(torch.ones(n, n)))
+
+
+MASKS = {
+    "causal": nn.Transformer.generate_square_subsequent_mask(6),
+    "made in the call": None,
+    "not causal": torch.eye(6).log().roll(1, 0),
+    "truths": torch.ones(6, 6).triu(1).bool(),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_an_attention_mask_is_for_is_asked_within_the_graph(training):
+    """nn.TransformerEncoder compares its mask with a causal one."""
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False).train(training)
+    x = torch.linspace(-1, 1, 6 * 3 * 8).reshape(6, 3, 8).sin()
+
+    def f(x, mask):
+        return net(x, ones_below(6) if mask is None else mask)
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for mask in MASKS.values():
+        results = []
+        for g in (f, compiled):
+            torch.manual_seed(0)
+            results.append(g(x, mask))
+        assert_same(*results)

@@ -381,6 +381,8 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
                                       : t == &PyLong_Type && !THPVariable_Unpack(args[0]).is_floating_point()))
     if (py::Ref number = py::Ref::steal(item_number(args[0])); number || PyErr_Occurred())
       return number && PyBool_Check(number.get()) ? PyNumber_Long(number.get()) : number.release();
+  if (converts && t == &PyBool_Type)
+    if (const auto known = known_truth(THPVariable_Unpack(args[0]))) return PyBool_FromLong(*known);
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
     // Containers keep what they are given; type() and super() ask for no value.

@@ -48,6 +48,20 @@ bool makes_constant(const std::string& name) {
   return names.contains(name.substr(0, name.find('.')));
 }
 
+/// What makes masks of each other, at the cost of a look at each element. Of comparisons only those for equality:
+/// larger or smaller is what a model's numbers are.
+bool makes_mask(const Node& n, const aten::OpInfo& op) {
+  static const std::unordered_set<std::string> others = {"aten::tril",       "aten::triu",
+                                                         "aten::zeros_like", "aten::ones_like",
+                                                         "aten::full_like",  "aten::masked_fill_.Scalar"};
+  static const std::unordered_set<std::string> equality = {"aten::eq.Tensor", "aten::eq.Scalar", "aten::ne.Tensor",
+                                                           "aten::ne.Scalar"};
+  const std::string& name = op.op.name();
+  if (op.kind == aten::OpKind::View || others.contains(name)) return true;
+  if (!ops::is_pointwise(op.op) || n.results.empty()) return false;
+  return n.results[0].dtype != DType::Bool || equality.contains(name);
+}
+
 /// The node whose result's memory `v` may share; `v`'s own if that is fresh. An operator that is not in the table may
 /// return its argument, whatever its schema says.
 Node* base_of(Value v) {
@@ -78,12 +92,28 @@ bool reads_data(const Node& n, const aten::OpInfo& op) {
   return op.call_needs_data([&](size_t i) { return !n.arg(i).is_none(); }, has_mask);
 }
 
-/// Whether the node may be run once more, by itself.
-bool is_cheap(const Node& n) {
-  if (!std::all_of(n.results.begin(), n.results.end(), is_small)) return false;
+/// What attention masks are: larger than what is small, but not the numbers of a model.
+bool may_be_mask(const graph::TensorMeta& t) {
+  constexpr int64_t kLargestMask = 1 << 20;
+  return t.defined && t.numel() <= kLargestMask;
+}
+
+/// Whether the node may be run once more, by itself. `masks`: also what only compares, element by element, as is done
+/// to find out what a mask is for; sums of floats are a model's work.
+bool is_cheap(const Node& n, bool masks) {
+  const auto all = [&](bool (*of)(const graph::TensorMeta&)) {
+    return std::all_of(n.results.begin(), n.results.end(), of);
+  };
+  if (!all(masks ? may_be_mask : is_small)) return false;
   if (n.kind == NodeKind::Placeholder || n.op == constant_op()) return true;
   const aten::OpInfo* op = aten::find_op(n.op);
   if (op && op->factory && !op->random) return makes_constant(n.op.name());
+  if (masks && !(op && makes_mask(n, *op))) {
+    bool small = all(is_small);
+    for (const graph::Arg& a : n.args)
+      graph::for_each_value(a, [&](Value v) { small &= !v || is_small(v.meta()) || v.meta().dtype == DType::Bool; });
+    if (!small) return false;
+  }
   return op && is_known(n.op) && !op->random && !reads_data(n, *op) && !op->factory &&
          (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View || op->kind == aten::OpKind::InPlace);
 }
@@ -167,7 +197,7 @@ bool Machine::finish_assertions() {
   return true;
 }
 
-bool Machine::trace_back(Value value, NodeSet* found) {
+bool Machine::trace_back(Value value, NodeSet* found, bool masks) {
   index_nodes();
   std::vector<Node*> todo;
   const auto visit = [&](Node* n) {
@@ -177,7 +207,7 @@ bool Machine::trace_back(Value value, NodeSet* found) {
   while (!todo.empty()) {
     Node* n = todo.back();
     todo.pop_back();
-    if (!is_cheap(*n)) return false;
+    if (!is_cheap(*n, masks)) return false;
     for (const graph::Arg& a : n->args)
       graph::for_each_value(a, [&](Value v) {
         if (v) visit(v.node);
@@ -202,9 +232,15 @@ bool Machine::add_eager_condition(const at::Tensor& condition, bool truth) {
 std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
   if (options.for_fx || t.numel() != 1) return std::nullopt;
   NodeSet nodes;
-  const at::Tensor now = evaluate(trace.find(t), &nodes, [](const Node* n) { return !is_input(n); });
+  const at::Tensor now = evaluate(trace.find(t), &nodes, [](const Node* n) { return !is_input(n); }, /*masks=*/true);
   if (!now.defined()) return std::nullopt;
   return now.item();
+}
+
+std::optional<bool> Machine::known_truth(const at::Tensor& t) {
+  // Scalar::equal(0) is no question to ask of a bool: it never equals a number.
+  if (const auto known = constant_value(t)) return known->isBoolean() ? known->toBool() : !known->equal(0);
+  return decide_truth(t);
 }
 
 std::optional<bool> Machine::decide_truth(const at::Tensor& t) {
@@ -231,9 +267,12 @@ at::Tensor Machine::decide_numbers(const at::Tensor& t) {
 std::optional<bool> Machine::decide(const at::Tensor& condition) {
   const Value value = trace.find(condition);
   NodeSet nodes;
-  const at::Tensor now = evaluate(value, &nodes, [&](const Node* n) {
-    return options.data_branches || std::all_of(n->results.begin(), n->results.end(), is_single);
-  });
+  const at::Tensor now = evaluate(
+      value, &nodes,
+      [&](const Node* n) {
+        return options.data_branches || std::all_of(n->results.begin(), n->results.end(), is_single);
+      },
+      /*masks=*/true);
   if (!now.defined()) return std::nullopt;
   const bool truth = now.item<bool>();
   branches_.nodes.merge(nodes);
@@ -241,8 +280,8 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   return truth;
 }
 
-at::Tensor Machine::evaluate(Value value, NodeSet* nodes, const std::function<bool(const Node*)>& may_run) {
-  if (!value || !trace_back(value, nodes)) return {};
+at::Tensor Machine::evaluate(Value value, NodeSet* nodes, const std::function<bool(const Node*)>& may_run, bool masks) {
+  if (!value || !trace_back(value, nodes, masks)) return {};
   if (may_run && !std::all_of(nodes->begin(), nodes->end(), may_run)) return {};
   std::vector<Node*> order;
   for (Node* n : *nodes)

@@ -303,6 +303,8 @@ class Machine {
   std::optional<bool> decide(const at::Tensor& condition);
   /// The same of any tensor of one integer or bool.
   std::optional<bool> decide_truth(const at::Tensor& t);
+  /// The same, or the truth of a constant.
+  std::optional<bool> known_truth(const at::Tensor& t);
   /// What the elements of `t`, integers or bools, are in this call, which becomes a guard. Undefined if they depend on
   /// more, or if data shall decide nothing more (CaptureOptions::data_branches).
   at::Tensor decide_numbers(const at::Tensor& t);
@@ -311,12 +313,13 @@ class Machine {
   std::optional<bool> asserted_truth() const;
   /// The value of a tensor of one element, if it depends on nothing but constants.
   std::optional<at::Scalar> constant_value(const at::Tensor& t);
-  /// What `value` is computed by. False if that is more than single elements and small tensors of integers.
-  bool trace_back(graph::Value value, NodeSet* nodes);
+  /// What `value` is computed by. False if that is more than single elements and small tensors of integers
+  /// and, with `masks`, comparisons of larger ones.
+  bool trace_back(graph::Value value, NodeSet* nodes, bool masks = false);
   /// What `value` is for this call's inputs, and what computes it. Undefined if there is no value, if trace_back() says
   /// no or `may_run` does of one of the nodes, or if they raise.
   at::Tensor evaluate(graph::Value value, NodeSet* nodes,
-                      const std::function<bool(const graph::Node*)>& may_run = nullptr);
+                      const std::function<bool(const graph::Node*)>& may_run = nullptr, bool masks = false);
   /// Whether one of the conditions has its truth, if there are any.
   CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
   /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted`: when the graph has

@@ -9,10 +9,7 @@ int truth(Exec& e, PyObject* o) {
   if (o == Py_True) return 1;
   if (o == Py_False || o == Py_None) return 0;
   if (py::is_tensor(o)) {
-    const at::Tensor t = THPVariable_Unpack(o);
-    // Scalar::equal(0) is no question to ask of a bool: it never equals a number.
-    if (const auto known = e.m.constant_value(t)) return known->isBoolean() ? known->toBool() : !known->equal(0);
-    if (const auto decided = e.m.decide_truth(t)) return *decided;
+    if (const auto known = e.m.known_truth(THPVariable_Unpack(o))) return *known;
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }
