@@ -450,11 +450,11 @@ def one_hot(tensor, num_classes=-1):
     return (tensor.contiguous().unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
 
 
-def _check_tensor_all_with(error_type, cond, message=None):
+def _check_tensor_all_with(error_type, condition, message=None):
     """torch._check_tensor_all_with, whose branch on the tensor is an assertion of the graph."""
-    if not isinstance(cond, torch.Tensor) or cond.dtype != torch.bool:
+    if not isinstance(condition, torch.Tensor) or condition.dtype != torch.bool:
         return NotImplemented
-    if not cond.all():
+    if not condition.all():
         raise failed_check(error_type, message)
 
 

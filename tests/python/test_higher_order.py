@@ -119,9 +119,7 @@ ATTENTION = {
     "plain": lambda q, k, v: flex_attention(q, k, v),
     "scored": lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + SLOPES[h] * (j - i)),
     "masked": lambda q, k, v: flex_attention(q, k, v, block_mask=CAUSAL),
-    "rows without a key": lambda q, k, v: flex_attention(
-        q, k, v, block_mask=LATE, return_aux=AuxRequest(lse=True)
-    ),
+    "rows without a key": lambda q, k, v: flex_attention(q, k, v, block_mask=LATE, return_aux=AuxRequest(lse=True)),
     "fewer heads of keys": lambda q, k, v: flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True, scale=0.5),
     "other layout": lambda q, k, v: flex_attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v),
     "bfloat16": lambda q, k, v: flex_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()),
@@ -154,7 +152,5 @@ print("clean")
 
 
 def test_no_other_compiler_is_asked():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "clean", done.stderr[-2000:]

@@ -86,6 +86,7 @@ bool of_other_compiler(PyCodeObject* code) {
 void init_skip() {
   if (folders) return;
   folders = new Folders();
+  capture::load_callables();
   py::Ref nn = py::Ref::steal(PyImport_ImportModule("torch.nn"));
   py::Ref type = nn ? py::Ref::steal(PyObject_GetAttrString(nn.get(), "Module")) : py::Ref();
   PyErr_Clear();
