@@ -140,6 +140,14 @@ void check_cast(c10::ScalarType result, c10::ScalarType out) {
   TORCH_CHECK(c10::canCast(result, out), "result type ", result, " can't be cast to the desired output type ", out);
 }
 
+/// What the op's Meta kernel, which it has, gives for the arguments as plain meta tensors.
+torch::jit::Stack run_meta_kernel(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  torch::jit::Stack stack(args.begin(), args.end());
+  for (c10::IValue& v : stack) to_plain_meta(v);
+  op.meta->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  return stack;
+}
+
 /// Runs the in-place op's functional twin for its checks, where one is known: `x.add_(y)` fails for a y that does not
 /// broadcast to x just as in eager.
 void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
@@ -164,9 +172,7 @@ void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
     sizes = metas->front().sizes;
     if (ops::is_pointwise(functional->op)) dtype = scalar_type_of(metas->front().dtype);
   } else if (functional->meta) {
-    torch::jit::Stack stack(args.begin(), args.end());
-    for (c10::IValue& v : stack) to_plain_meta(v);
-    functional->meta->callBoxed(functional->handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    const torch::jit::Stack stack = run_meta_kernel(*functional, args);
     if (!stack.back().isTensor()) return;
     sizes = stack.back().toTensor().sizes().vec();
   } else {
@@ -196,14 +202,6 @@ const OpInfo* functional_of_out(const OpInfo& op) {
   return nullptr;
 }
 
-/// Whether eager casts results to `out`, which has another dtype: the Meta kernel makes the same checks.
-void check_out_dtype(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  if (!op.meta) throw Unsupported("out= of another dtype than the result");
-  torch::jit::Stack stack(args.begin(), args.end());
-  for (c10::IValue& v : stack) to_plain_meta(v);
-  op.meta->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-}
-
 void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
   const OpInfo* functional = functional_of_out(op);
   if (!functional) throw Unsupported(op.op.name() + " has no functional form");
@@ -216,7 +214,10 @@ void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stac
     for_each_tensor(args[i], [&](const at::Tensor& out) {
       KILN_CHECK(next < results.size(), "more out arguments than results");
       const at::Tensor& result = results[next++];
-      if (out.scalar_type() != result.scalar_type()) check_out_dtype(op, args);
+      if (out.scalar_type() != result.scalar_type()) {  // whether eager casts, the Meta kernel checks in the same way
+        if (!op.meta) throw Unsupported("out= of another dtype than the result");
+        run_meta_kernel(op, args);
+      }
       if (out.sizes() == result.sizes()) return;
       if (out.numel() != 0) throw Unsupported("out= of another size than the result");
       NoFakeGuard no_fake;

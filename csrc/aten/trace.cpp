@@ -180,11 +180,8 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
     if (!why.empty()) fail(*trace, "unsupported-operator", why);
   };
-  const bool of_numbers = !info.factory && std::all_of(args.begin(), args.end(), [](const graph::Arg& a) {
-    bool tensor = false;
-    graph::for_each_value(a, [&](const graph::Value&) { tensor = true; });
-    return !tensor;
-  });
+  bool from_tensors = false;
+  for (const graph::Arg& a : args) graph::for_each_value(a, [&](const graph::Value&) { from_tensors = true; });
   torch::jit::Stack call;
   if (recorded) call.assign(stack->begin() + static_cast<int64_t>(first), stack->end());
   // What is written cannot be taken back, what is returned may be large.
@@ -225,7 +222,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       fail(*trace, "unsupported-operator",
            op.operator_name().name + " gives a tensor of layout " + c10::str(t.layout()));
   // It was computed from numbers alone: torch.div(8, 4).
-  if (of_numbers && tensors.size() == 1 && tensors[0].defined() && !is_fake(tensors[0]) &&
+  if (!info.factory && !from_tensors && tensors.size() == 1 && tensors[0].defined() && !is_fake(tensors[0]) &&
       can_be_constant(tensors[0]) && !tensors[0].unsafeGetTensorImpl()->is_wrapped_number()) {
     stack->back() = record_constant(*trace, tensors[0]);
     return;
@@ -252,8 +249,6 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   std::string name = op.operator_name().name;
   if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
   // PyTorch's bindings of factories copy what they made if anyone else holds it, and the copy would be unknown.
-  bool from_tensors = false;
-  for (const graph::Arg& a : args) graph::for_each_value(a, [&](const graph::Value&) { from_tensors = true; });
   making_from_nothing = !from_tensors || op.operator_name().name.ends_with("_like");
   graph::Node* node = trace->record(graph::Op(name), std::move(args), tensors);
   making_from_nothing = false;

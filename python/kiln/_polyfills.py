@@ -471,7 +471,7 @@ class UnloadedDynamo:
         pass
 
     def __getattr__(self, name):
-        return getattr(torch.__getattr__("_dynamo"), name)  # as the program asks for
+        return getattr(torch.__getattr__("_dynamo"), name)  # the program asks for it
 
 
 unloaded_dynamo = UnloadedDynamo()

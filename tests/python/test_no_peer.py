@@ -205,7 +205,32 @@ print("clean")
 """
 
 
+HIGHER_ORDER = """
+import sys
+import torch
+import kiln
+from torch.nn.attention.flex_attention import flex_attention
+
+x = torch.linspace(-1, 2, 128).reshape(1, 2, 8, 8)
+halved = kiln.compile(lambda x: torch.cond(x.sum() > 0, lambda x: x / 2, lambda x: x * 1, (x,)))
+doubled = kiln.compile(lambda x: torch.while_loop(lambda x: x.sum() < 1e3, lambda x: (x * 2,), (x,))[0])
+attend = kiln.compile(lambda x: flex_attention(x, x, x))
+for _ in range(3):
+    halved(x), halved(-x), doubled(x), attend(x)
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+print("clean")
+"""
+
+
+def run_alone(program, *args):
+    done = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.strip() == "clean", done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD", "Adagrad"])
 def test_training_does_without_the_peer(optimizer):
-    done = subprocess.run([sys.executable, "-c", TRAINING, optimizer], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and done.stdout.strip() == "clean", done.stdout + done.stderr
+    run_alone(TRAINING, optimizer)
+
+
+def test_higher_order_operators_do_without_the_peer():
+    run_alone(HIGHER_ORDER)

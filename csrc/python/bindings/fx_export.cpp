@@ -10,6 +10,7 @@
 #include "aten/modes.h"
 #include "aten/schema.h"
 #include "python/bindings/fx.h"
+#include "python/capture/capture.h"
 #include "python/pch.h"
 #include "runtime/aten_artifact.h"
 
@@ -85,10 +86,10 @@ class Exporter {
     return graph_.attr("create_node")("get_attr", name);
   }
   std::optional<pb::object> target_of(const std::string& s) const {
-    if (targets_.empty() || !s.starts_with("target::")) return std::nullopt;
-    const size_t index = std::stoul(s.substr(8));
-    KILN_CHECK(index < targets_.size(), "no target " + s);
-    return borrow(targets_[index].get());
+    const auto index = targets_.empty() ? std::nullopt : capture::target_index(s);
+    if (!index) return std::nullopt;
+    KILN_CHECK(*index < targets_.size(), "no target " + s);
+    return borrow(targets_[*index].get());
   }
 
   pb::object list(const Arg::List& items) {

@@ -5,8 +5,8 @@
 #include "aten/fake.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
-#include "python/capture/polyfills.h"
 #include "python/capture/user_rules.h"
+#include "python/cpython/bound_arguments.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
 
@@ -839,8 +839,9 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
 }
 
 PyObject* Machine::call_polyfill(py311::Frame* frame, bool* handled) {
-  const PolyfillCall call(frame);
-  return unless_declined(call_ex(call.function.get(), call.args.get(), call.kwargs.get()), handled);
+  const py::Ref polyfill = polyfill_of(frame->f_code);
+  const py::BoundArguments given(frame->f_code, frame->localsplus);
+  return unless_declined(call_ex(polyfill.get(), given.args.get(), given.kwargs.get()), handled);
 }
 
 PyObject* Machine::unless_declined(PyObject* result, bool* handled) {

@@ -1,5 +1,6 @@
 #include "python/capture/callables.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -205,6 +206,12 @@ PyObject* polyfills() {
   static PyObject* module = PyImport_ImportModule("kiln._polyfills");
   if (!module) throw InternalError("kiln._polyfills cannot be imported");
   return module;
+}
+
+py::Ref polyfill_of(PyCodeObject* code) {
+  std::string name = PyUnicode_AsUTF8(code->co_qualname);
+  std::replace(name.begin(), name.end(), '.', '_');
+  return py::check(PyObject_GetAttrString(polyfills(), name.c_str()));
 }
 
 void load_callables() {

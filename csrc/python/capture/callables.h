@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "python/cpython/ref.h"
+
 namespace kiln::capture {
 
 /// What calling something means during a capture; see callables.def and settings.def.
@@ -57,6 +59,8 @@ const std::vector<std::string>& unresolved_callables();
 PyObject* getter_of(PyObject* setter);
 /// kiln._polyfills, borrowed.
 PyObject* polyfills();
+/// What it has in place of the function whose code this is. Throws py::PythonError if there is nothing.
+py::Ref polyfill_of(PyCodeObject* code);
 /// Of a builtin function or method, a descriptor or a slot wrapper; Unknown for what the table lacks.
 Policy policy_of(PyObject* callable);
 /// What a builtin function or method, or a slot, is bound to (of a function its module), borrowed; else null.

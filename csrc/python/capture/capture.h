@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -19,6 +21,9 @@ struct GraphInput {
   guards::SourcePtr source;
   std::string name;  // as the graph's placeholder
 };
+
+/// N of a torch-level graph's "target::N", the name of an op or, among arguments, of an object.
+std::optional<size_t> target_index(std::string_view name);
 
 /// All that one captured region yields. Plain data; holds references, so it lives and dies under the GIL.
 struct CaptureResult {

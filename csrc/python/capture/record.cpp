@@ -72,13 +72,22 @@ graph::Value Machine::torch_value_of(PyObject* tensor) {
   return v && it != to_torch.end() ? it->second : graph::Value{};
 }
 
+namespace {
+constexpr std::string_view kTarget = "target::";
+}  // namespace
+
+std::optional<size_t> target_index(std::string_view name) {
+  if (!name.starts_with(kTarget)) return std::nullopt;
+  return std::stoul(std::string(name.substr(kTarget.size())));
+}
+
 graph::Op Machine::target_op(PyObject* target) {
   auto it = target_index.find(target);
   if (it == target_index.end()) {
     it = target_index.emplace(target, static_cast<int>(result.torch_targets.size())).first;
     result.torch_targets.push_back(py::Ref::borrow(target));
   }
-  return graph::Op("target::" + std::to_string(it->second));
+  return graph::Op(std::string(kTarget) + std::to_string(it->second));
 }
 
 bool Machine::to_arg(PyObject* o, graph::Arg* out) {

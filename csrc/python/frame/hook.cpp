@@ -8,8 +8,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "python/capture/callables.h"
 #include "python/capture/capture.h"
-#include "python/capture/polyfills.h"
+#include "python/cpython/bound_arguments.h"
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
@@ -60,38 +61,10 @@ struct RunAgain {};
 /// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it.
 PyObject* call_plainly(const Target& t, const guards::Call& call) {
   const py::Ref function = function_for(t, reinterpret_cast<PyObject*>(t.code));
-  PyCodeObject* code = t.code;
-  std::vector<PyObject*> args(call.locals, call.locals + code->co_argcount);
-  const int named = code->co_argcount + code->co_kwonlyargcount;
-  py::Ref kwnames;
-  std::vector<PyObject*> names, values;
-  for (int i = code->co_argcount; i < named; ++i) {
-    names.push_back(PyTuple_GET_ITEM(code->co_localsplusnames, i));
-    values.push_back(call.locals[i]);
-  }
-  int next = named;
-  if (code->co_flags & CO_VARARGS) {
-    PyObject* rest = call.locals[next++];
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rest); ++i) args.push_back(PyTuple_GET_ITEM(rest, i));
-  }
-  if (code->co_flags & CO_VARKEYWORDS) {
-    Py_ssize_t at = 0;
-    PyObject *k, *v;
-    while (PyDict_Next(call.locals[next], &at, &k, &v)) {
-      names.push_back(k);
-      values.push_back(v);
-    }
-  }
-  const size_t count = args.size();
-  args.insert(args.end(), values.begin(), values.end());
-  if (!names.empty()) {
-    kwnames = py::check(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
-    for (size_t i = 0; i < names.size(); ++i)
-      PyTuple_SET_ITEM(kwnames.get(), static_cast<Py_ssize_t>(i), Py_NewRef(names[i]));
-  }
+  const py::BoundArguments given(t.code, call.locals);
   Mode& m = mode();
   Scoped<int> off(m.disabled, m.disabled + 1);
-  return PyObject_Vectorcall(function.get(), args.data(), count, kwnames.get());
+  return PyObject_Call(function.get(), given.args.get(), given.kwargs.get());
 }
 
 /// Puts the thread's modes back as they were.
@@ -303,11 +276,13 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
         (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)))
       return run_plainly(tstate, frame, throw_flag);
     if (should_skip(frame)) {
-      if (replaced(code)) {
-        const capture::PolyfillCall call(frame);
-        return PyObject_Call(call.function.get(), call.args.get(), call.kwargs.get());
+      const CodeInfo::Skip how = how_skipped(code);
+      if (how == CodeInfo::Skip::Replaced) {
+        const py::Ref polyfill = capture::polyfill_of(code);
+        const py::BoundArguments given(code, frame->localsplus);
+        return PyObject_Call(polyfill.get(), given.args.get(), given.kwargs.get());
       }
-      Scoped<int> below(m.disabled, m.disabled + (skipped_with_calls(code) ? 1 : 0));
+      Scoped<int> below(m.disabled, m.disabled + (how == CodeInfo::Skip::Below ? 1 : 0));
       return run_plainly(tstate, frame, throw_flag);
     }
     CodeInfo* info = code_info(code);

@@ -31,10 +31,10 @@ std::string dotted_name(PyObject* target) {
 
 std::shared_ptr<graph::Graph> with_names(const graph::Graph& torch_level, const std::vector<py::Ref>& targets) {
   std::shared_ptr<graph::Graph> copy = torch_level.clone();
-  constexpr std::string_view kPrefix = "target::";
   for (const auto& n : copy->nodes()) {
-    if (n->kind != graph::NodeKind::Call || !n->op.name().starts_with(kPrefix)) continue;
-    const std::string name = dotted_name(targets.at(std::stoul(n->op.name().substr(kPrefix.size()))).get());
+    const auto index = n->kind == graph::NodeKind::Call ? capture::target_index(n->op.name()) : std::nullopt;
+    if (!index) continue;
+    const std::string name = dotted_name(targets.at(*index).get());
     if (!name.empty()) n->op = graph::Op(name);
   }
   return copy;

@@ -122,14 +122,9 @@ bool skipped_file(PyCodeObject* code) {
   return below(folders->library) && file.find("/site-packages/") == std::string_view::npos;
 }
 
-bool skipped_with_calls(PyCodeObject* code) {
+CodeInfo::Skip how_skipped(PyCodeObject* code) {
   const CodeInfo* info = find_code_info(code);
-  return info && info->skip == CodeInfo::Skip::Below;
-}
-
-bool replaced(PyCodeObject* code) {
-  const CodeInfo* info = find_code_info(code);
-  return info && info->skip == CodeInfo::Skip::Replaced;
+  return info ? info->skip : CodeInfo::Skip::Unknown;
 }
 
 bool should_skip(_PyInterpreterFrame* frame) {

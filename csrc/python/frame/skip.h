@@ -1,6 +1,8 @@
 #pragma once
 #include <Python.h>
 
+#include "python/frame/cache.h"
+
 struct _PyInterpreterFrame;
 
 namespace kiln::frame {
@@ -14,10 +16,9 @@ PyTypeObject* nn_module_type();
 /// internals, array libraries and kiln itself, by file; and frames that see no tensor, module or PyTorch name.
 /// What they call may still be compiled.
 bool should_skip(_PyInterpreterFrame* frame);
-/// True for skipped frames below which nothing is compiled either: another compiler's. Known after should_skip.
-bool skipped_with_calls(PyCodeObject* code);
-/// True for skipped frames in whose place a polyfill runs. Known after should_skip.
-bool replaced(PyCodeObject* code);
+/// What that means for a frame that is skipped: Below for another compiler's, Replaced for one with a stand-in, else
+/// that it runs as it is. Known after should_skip.
+CodeInfo::Skip how_skipped(PyCodeObject* code);
 /// The part that depends on the file alone.
 bool skipped_file(PyCodeObject* code);
 
