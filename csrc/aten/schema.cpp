@@ -27,9 +27,10 @@ std::string full_name(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
-OpInfo make_info(const c10::OperatorHandle& handle) {
+/// Reads off the schema of the operator what the record says.
+void fill(OpInfo& info) {
+  const c10::OperatorHandle& handle = info.handle;
   const c10::FunctionSchema& schema = handle.schema();
-  OpInfo info(handle);
   info.op = graph::Op(full_name(handle.operator_name()));
   info.random = handle.hasTag(at::Tag::nondeterministic_seeded);
   const ops::OpInfo* row = ops::lookup(info.op);
@@ -59,8 +60,9 @@ OpInfo make_info(const c10::OperatorHandle& handle) {
     info.written_return.push_back(from);
   }
   if (!info.written_args.empty()) {
-    info.kind = out ? OpKind::Out : OpKind::InPlace;
     const std::string& name = schema.name();
+    // ATen's out= kernels resize what they write to; others write.
+    info.kind = out && name.starts_with("aten::") ? OpKind::Out : OpKind::InPlace;
     if (handle.hasTag(at::Tag::inplace_view) || name == "aten::resize_" || name == "aten::resize_as_" ||
         name == "aten::set_")
       info.kind = OpKind::InPlaceView;
@@ -68,12 +70,41 @@ OpInfo make_info(const c10::OperatorHandle& handle) {
     info.kind = OpKind::View;
   }
   info.meta = meta_kernel(info.op);
-  return info;
 }
 
-std::mutex& mutex() {
-  static std::mutex m;
-  return m;
+/// The records by what finds them.
+struct Records {
+  std::mutex mutex;
+  /// By the schema's address: it is part of the operator's definition in the dispatcher and does not move.
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>> by_schema;
+  std::unordered_map<graph::Op, const OpInfo*> by_name;
+  std::vector<std::unique_ptr<OpInfo>> gone;  // graphs may refer to them
+};
+
+struct Forget final : c10::OpRegistrationListener {
+  explicit Forget(Records& r) : records(r) {}
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
+    std::lock_guard lock(records.mutex);
+    const auto it = records.by_schema.find(&handle.schema());
+    if (it == records.by_schema.end()) return;
+    it->second->deregistered = true;
+    records.by_name.erase(it->second->op);
+    records.gone.push_back(std::move(it->second));
+    records.by_schema.erase(it);
+  }
+  Records& records;
+};
+
+Records& records() {
+  static auto& all = *[] {
+    auto* made = new Records();
+    // Never taken back: it lives as long as the records.
+    new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Forget>(*made)));
+    return made;
+  }();
+  return all;
 }
 
 }  // namespace
@@ -89,19 +120,18 @@ bool OpInfo::call_needs_data(const std::function<bool(size_t)>& is_given,
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& handle) {
-  // Keyed by the schema's address: it is part of the operator's definition in the dispatcher and does not move.
-  static auto& table = *new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>>();
-  std::lock_guard lock(mutex());
-  auto& slot = table[&handle.schema()];
-  if (!slot) slot = std::make_unique<OpInfo>(make_info(handle));
+  Records& all = records();
+  std::lock_guard lock(all.mutex);
+  auto& slot = all.by_schema[&handle.schema()];
+  if (!slot) slot = std::make_unique<OpInfo>(handle), fill(*slot);
   return *slot;
 }
 
 const OpInfo* find_op(graph::Op op) {
-  static auto& table = *new std::unordered_map<graph::Op, const OpInfo*>();
+  Records& all = records();
   {
-    std::lock_guard lock(mutex());
-    if (auto it = table.find(op); it != table.end()) return it->second;
+    std::lock_guard lock(all.mutex);
+    if (auto it = all.by_name.find(op); it != all.by_name.end()) return it->second;
   }
   const std::string& name = op.name();
   const size_t colons = name.find("::");
@@ -111,8 +141,8 @@ const OpInfo* find_op(graph::Op op) {
       {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
   if (!handle) return nullptr;  // not remembered: a library may register it later
   const OpInfo* info = &op_info(*handle);
-  std::lock_guard lock(mutex());
-  table.emplace(op, info);
+  std::lock_guard lock(all.mutex);
+  all.by_name.emplace(op, info);
   return info;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -20,10 +21,12 @@ enum class OpKind : uint8_t {
   Out,          // out= variants
 };
 
-/// One operator of the dispatcher. Lives as long as the process.
+/// One operator of the dispatcher. The record lives as long as the process, the operator may not.
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& h) : handle(h) {}
-  c10::OperatorHandle handle;
+  c10::OperatorHandle handle;  // not to be used once the operator is deregistered
+  /// Its library was destroyed (a notebook's cell that defines it ran again). Another of its name has another record.
+  std::atomic<bool> deregistered = false;
   graph::Op op;
   OpKind kind = OpKind::Functional;
   /// By return: the argument that a write alias ("Tensor(a!)") returns, or -1.

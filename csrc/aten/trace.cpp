@@ -5,9 +5,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/functional_form.h"
 #include "aten/overlap.h"
 #include "aten/pch.h"
 #include "aten/probe.h"
@@ -64,6 +66,21 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return schema.returns().empty();
 }
 
+/// Whether a tensor that a call writes to lies in the memory of another of its arguments.
+bool writes_shared_memory(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  std::unordered_map<const c10::StorageImpl*, int> uses;
+  for (const c10::IValue& v : args)
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      if (t.defined()) ++uses[t.storage().unsafeGetStorageImpl()];
+    });
+  bool shared = false;
+  for (const int arg : op.written_args)
+    for_each_tensor(args[static_cast<size_t>(arg)], [&](const at::Tensor& t) {
+      if (t.defined()) shared |= uses[t.storage().unsafeGetStorageImpl()] > 1;
+    });
+  return shared;
+}
+
 /// Why a call of an operator stays outside of graphs; empty if nothing speaks against it.
 std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const auto& schema = op.schema();
@@ -77,12 +94,25 @@ std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
   if (name.starts_with("aten::_fused_")) return name + " updates lists of tensors in place";
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
-    return name + " changes a tensor in place and has no form that does not";
+    return writes_shared_memory(op_info(op), args) ? name + " changes a tensor in place that shares memory with another"
+                                                   : make_functional_form(op);
   return "";
 }
 
 bool needs_gradient(const c10::IValue& v) {
   return at::GradMode::is_enabled() && v.isTensor() && v.toTensor().defined() && v.toTensor().requires_grad();
+}
+
+/// Whether gradients go through what the kernel of an operator from elsewhere calls, since it has no autograd kernel.
+bool differentiates_inside(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  if (!at::GradMode::is_enabled() || op.operator_name().name.starts_with("aten::")) return false;
+  for (const auto key : {c10::DispatchKey::Autograd, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
+                         c10::DispatchKey::CompositeImplicitAutograd})
+    if (op.hasKernelForDispatchKey(key)) return false;
+  bool found = false;
+  for (const c10::IValue& v : args)
+    for_each_tensor(v, [&](const at::Tensor& t) { found |= t.defined() && t.requires_grad(); });
+  return found;
 }
 
 /// Why the gradient of a call has a shape that depends on data; empty if it has not.
@@ -166,6 +196,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
   if (const std::string why = refusal(op, given); !why.empty()) fail(*trace, "unsupported-operator", why);
   if (const std::string why = backward_needs_data(op, given); !why.empty()) fail(*trace, "operator-needs-data", why);
+  if (differentiates_inside(op, given))
+    fail(*trace, "unsupported-operator",
+         op.operator_name().name + " has no autograd kernel and is to be differentiated");
   if (has_sparse_gradient(op, given))
     fail(*trace, "unsupported-operator", op.operator_name().name + " with a sparse gradient");
   if (has_refused_gradient(op, given))

@@ -9,6 +9,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/functional_form.h"
 #include "aten/pch.h"
 #include "base/error.h"
 #include "graph/passes/passes.h"
@@ -525,6 +526,7 @@ Joint Tracer::run(const Program& program) {
   aten::FakeObserverGuard observe(&recorder_);
   c10::impl::IncludeDispatchKeyGuard functional(c10::DispatchKeySet(DispatchKey::Functionalize));
   fn::FunctionalizationReapplyViewsGuard views(true);
+  const aten::FunctionalForms forms;
   {
     const std::vector<at::Tensor> outputs = program(primals_);
     recorder_.stack = nullptr;

@@ -1,6 +1,7 @@
 """warnings.warn in compiled code stays in the graph, and says what, and where, eager says it."""
 
 import contextlib
+import subprocess
 import sys
 import warnings
 
@@ -156,3 +157,25 @@ def test_a_registry_that_is_replaced():
         globals()["__warningregistry__"] = {}
         compiled(X)
     assert len(log) == 2
+
+
+WARNS_AND_BREAKS = """
+import torch
+import kiln
+
+@kiln.compile
+def f(x, at):
+    return x[[at[0], at[1]]]
+
+print(f(torch.arange(16.0).reshape(4, 4), torch.tensor([1, 2])).item())
+"""
+
+
+def test_a_warning_beside_a_graph_break_is_shown(tmp_path):
+    # PyTorch shows it while the break is on its way out of the operator. In a file, whose line is shown too.
+    path = tmp_path / "warns_and_breaks.py"
+    path.write_text(WARNS_AND_BREAKS)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "6.0"
+    assert "non-tuple sequence" in done.stderr
+    assert "GraphBreak" not in done.stderr

@@ -422,6 +422,7 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
       if (!is_trusted_namespace(reinterpret_cast<PyFunctionObject*>(o)->func_globals)) remember_function(o);
       [[fallthrough]];
     case Class::Instance: {
+      if (is_torch_operator(o)) find_overload(o, name);
       Known* k = find_plain(o);
       if (!k) {
         PyObject* v = native();

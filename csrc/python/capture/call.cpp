@@ -163,14 +163,13 @@ bool Machine::has_fake(PyObject* o, int level) {
 }
 
 PyObject* Machine::after_c_call(PyObject* r) {
-  if (!r) {
-    if (trace.failure && !broken) {
-      aten::Trace::Failure failure = *std::exchange(trace.failure, std::nullopt);
-      if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return nullptr;
-      return graph_break(failure.id.c_str(), failure.cause);
-    }
-    return nullptr;
+  if (trace.failure && !broken) {
+    aten::Trace::Failure failure = *std::exchange(trace.failure, std::nullopt);
+    if (!r && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return nullptr;
+    Py_XDECREF(r);
+    return graph_break(failure.id.c_str(), failure.cause);
   }
+  if (!r) return nullptr;
   if (broken) {  // C code swallowed the exception that carries the break
     Py_DECREF(r);
     if (!PyErr_Occurred()) PyErr_SetNone(graph_break_type());
@@ -310,6 +309,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
       t == &_PyMethodWrapper_Type || t == &PyClassMethodDescr_Type)
     return call_c(callable, args, nargsf, kwnames);
   if (is_torch_operator(callable)) {
+    guard_operator(callable);
     if (PyObject* number = number_among(args, all)) return specialize(number);
     if (!reads_arguments(callable, args, all)) return nullptr;
     return torch_call(callable, args, n, kwnames, [&] {
@@ -664,20 +664,6 @@ PyObject* Machine::append_unread(PyObject* callable, PyObject* list, PyObject* i
   const Known* k = find(list);
   if (!k || k->kind != Known::Kind::Shadow || k->active || PyList_Append(list, item) < 0) return nullptr;
   Py_RETURN_NONE;
-}
-
-bool Machine::is_torch_operator(PyObject* o) {
-  static PyObject* types = [] {
-    PyObject* m = PyImport_ImportModule("torch._ops");
-    PyObject* t = m ? Py_BuildValue("(NN)", PyObject_GetAttrString(m, "OpOverload"),
-                                    PyObject_GetAttrString(m, "OpOverloadPacket"))
-                    : nullptr;
-    Py_XDECREF(m);
-    PyErr_Clear();
-    return t;
-  }();
-  auto is = [&](int i) { return PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i))); };
-  return types && (is(0) || is(1));
 }
 
 void Machine::guard_identity(PyObject* real) {

@@ -332,6 +332,14 @@ PyObject* eval_captured_frame(PyThreadState* tstate, py311::Frame* frame, int th
   try {
     if (m.root && !throw_flag && py311::last_instruction(frame) < 0) {
       if (m.skips_finalizer(frame)) return Py_NewRef(Py_None);
+      // C code through which a break passes may call Python: PyTorch shows the warnings that it kept until an operator
+      // is left. None of it is the program's.
+      if (m.broken || m.trace.failure) {
+        Machine::Paused paused_here(m);
+        aten::RecordingPaused no_recording;
+        aten::NoFakeGuard real;
+        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+      }
       bool handled = false;
       PyObject* r = m.call_python_special(frame, &handled);
       if (handled) return r;

@@ -100,6 +100,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     std::optional<runtime::GeneratorState> generator;
     if (entry.has_assertions && entry.effects.draws) generator.emplace();
     const bool repeatable = !entry.effects.changes && (generator || !entry.effects.draws);
+    Scoped<ConfigPtr> quiet(mode().config, nullptr);  // kernels of operators may be in Python
     try {
       pybind11::gil_scoped_release no_gil;
       out.tensors = entry.graph->call(std::move(inputs));
