@@ -85,6 +85,11 @@ def catch_warnings___init__(self, *, record=False, module=None, action=None, cat
     self._filter = None if action is None else (action, category, lineno, append)
 
 
+def Logger_isEnabledFor(self, level):
+    """As logging's, without the lock and the cache that it keeps of its answers."""
+    return not self.disabled and self.manager.disable < level and level >= self.getEffectiveLevel()
+
+
 def resume_dict_iterator(mapping, view, consumed):
     """An iterator over a view of `mapping` ("keys", "values" or "items") that has passed `consumed` elements."""
     iterator = iter(getattr(dict, view)(mapping))

@@ -47,12 +47,7 @@ def compile(
     Raises:
         kiln.exc.UserError: for an unknown backend, mode or option, or an `f` that cannot be called.
     """
-    arguments = {
-        "fullgraph": bool(fullgraph),
-        "dynamic": dynamic,
-        "backend": backends.check(backend),
-        "options": check_options(mode, options),
-    }
+    arguments = checked(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
     if f is None:
         if disable:
             return lambda function: function
@@ -66,20 +61,30 @@ def compile_in_place(target: torch.nn.Module, **arguments: Any) -> torch.nn.Modu
     """Makes the module's own calls run compiled, and returns the module. Takes kiln.compile's arguments."""
     if not isinstance(target, torch.nn.Module):
         raise exc.UserError(f"compile_in_place takes a torch.nn.Module, not {describe(target)}")
-    module.compile_in_place(
-        target,
-        module.Compiler(
-            {
-                "fullgraph": bool(arguments.pop("fullgraph", False)),
-                "dynamic": arguments.pop("dynamic", None),
-                "backend": backends.check(arguments.pop("backend", "kiln")),
-                "options": check_options(arguments.pop("mode", None), arguments.pop("options", None)),
-            }
-        ),
-    )
-    if arguments:
-        raise exc.UserError(f"compile_in_place got unknown arguments: {', '.join(arguments)}")
+    if unknown := arguments.keys() - {"fullgraph", "dynamic", "backend", "mode", "options"}:
+        raise exc.UserError(f"compile_in_place got unknown arguments: {', '.join(sorted(unknown))}")
+    module.compile_in_place(target, module.Compiler(checked(**arguments)))
     return target
+
+
+def checked(
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "kiln",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    alone: bool = False,
+) -> dict[str, Any]:
+    """The arguments of compile_callable for those of kiln.compile. alone: what is compiled is not shared with callables of
+    equal arguments, and is forgotten with this one."""
+    return {
+        "fullgraph": bool(fullgraph),
+        "dynamic": dynamic,
+        "backend": backends.check(backend),
+        "options": check_options(mode, options),
+        "alone": alone,
+    }
 
 
 def describe(f: Any) -> str:
@@ -118,7 +123,7 @@ def compile_any(f: Any, arguments: dict[str, Any]) -> Any:
 
 
 def compile_callable(
-    f: Any, *, fullgraph: bool, dynamic: bool | None, backend: Any, options: dict[str, Any]
+    f: Any, *, fullgraph: bool, dynamic: bool | None, backend: Any, options: dict[str, Any], alone: bool = False
 ) -> Callable[..., Any]:
     """The C++ callable for a function, a method or another callable object."""
     if inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f):
@@ -137,6 +142,7 @@ def compile_callable(
         fullgraph=fullgraph,
         dynamic=dynamic,
         options=options,
+        alone=alone,
         name=getattr(f, "__qualname__", type(f).__qualname__),
     )
     return entry

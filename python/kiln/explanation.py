@@ -151,11 +151,14 @@ class recording:
 
 
 def explain(f: Callable[..., Any], **arguments: Any) -> Callable[..., Explanation]:
-    """explain(f)(*args) compiles and runs f(*args) once and returns an Explanation. arguments: kiln.compile's."""
+    """explain(f)(*args) compiles and runs f(*args) once and returns an Explanation. arguments: kiln.compile's.
+
+    It is compiled anew, whatever is compiled of f already, and forgotten afterwards.
+    """
     from kiln import api
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        compiled = api.compile(api.original(f), **arguments)
+        compiled = api.compile_any(api.original(f), api.checked(**arguments, alone=True))
         with recording() as record:
             result = compiled(*args, **kwargs)
         return Explanation(record.entries, result)

@@ -315,6 +315,21 @@ def test_reasons_are_reported():
     assert_same(told.result, break_in_loop(X))
 
 
+def test_explain_looks_anew_at_what_is_compiled():
+    def f(x):
+        y = x + 1
+        kiln.graph_break()
+        return y * 2
+
+    compiled = kiln.compile(f)
+    compiled(torch.ones(2))
+    entries = len(compiled._entries)
+    for target in (compiled, f, compiled):
+        explanation = kiln.explain(target)(torch.ones(2))
+        assert (explanation.graph_count, explanation.graph_break_count) == (2, 1)
+    assert len(compiled._entries) == entries
+
+
 def test_explain_names_what_a_graph_calls():
     def f(x):
         return torch.nn.functional.gelu(torch.relu(x * 2)).sum(-1).view(3, 1)[0] + torch.ops.aten.sin(x)

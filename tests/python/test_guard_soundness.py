@@ -13,6 +13,7 @@ import fractions
 import functools
 import itertools
 import json
+import logging
 import math
 import operator
 import re
@@ -757,3 +758,12 @@ def test_a_numpy_learning_rate():
             p.fill_(1)
         compiled()
         assert torch.allclose(p, torch.full((3,), 1 - 2 * lr))
+
+
+def test_a_logger_of_another_level():
+    logger = logging.getLogger("kiln_test.levels.inner")
+    above = logging.getLogger("kiln_test.levels")
+    compiled = kiln.compile(lambda x: x * (2 if logger.isEnabledFor(logging.INFO) else 3))
+    for level, factor in ((logging.WARNING, 3.0), (logging.DEBUG, 2.0), (logging.ERROR, 3.0)):
+        above.setLevel(level)
+        assert_same(compiled(X), X * factor)

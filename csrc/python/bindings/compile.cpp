@@ -68,19 +68,24 @@ KILN_BINDINGS(compile) {
   m.attr("ModeCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::mode_type()));
   m.def(
       "compile",
-      [](pb::handle f, pb::object backend, bool fullgraph, pb::object dynamic, pb::dict options, pb::object name) {
+      [](pb::handle f, pb::object backend, bool fullgraph, pb::object dynamic, pb::dict options, bool alone,
+         pb::object name) {
         return guarded([&] {
           frame::Config config;
           if (!backend.is_none()) config.backend = kiln::py::Ref::borrow(backend.ptr());
           config.fullgraph = fullgraph;
+          config.alone = alone;
           for (const auto& [key, value] : options) config.options.emplace(key.cast<std::string>(), option_value(value));
           return frame::make_compiled(f.ptr(), frame::intern_config(std::move(config)));
         });
       },
       pb::arg("f"), pb::kw_only(), pb::arg("backend") = pb::none(), pb::arg("fullgraph") = false,
-      pb::arg("dynamic") = pb::none(), pb::arg("options") = pb::dict(), pb::arg("name") = pb::none(),
+      pb::arg("dynamic") = pb::none(), pb::arg("options") = pb::dict(), pb::arg("alone") = false,
+      pb::arg("name") = pb::none(),
       "A CompiledCallable for a Python function or bound method. backend: None for kiln's own compiler, or "
-      "backend(gm, example_inputs) -> callable. options: values of the option table while this callable compiles.");
+      "backend(gm, example_inputs) -> callable. options: values of the option table while this callable compiles. "
+      "alone: "
+      "nothing is shared with other callables, and what is compiled is forgotten with this one.");
   m.def(
       "disable",
       [](pb::handle f, bool recursive) { return guarded([&] { return frame::make_disabled(f.ptr(), recursive); }); },

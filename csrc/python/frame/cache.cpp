@@ -70,6 +70,17 @@ CodeInfo* code_info(PyCodeObject* code) {
   return info.release();
 }
 
+void forget_caches(const ConfigPtr& config) {
+  // Freeing entries can run destructors that free or add records.
+  std::vector<std::unique_ptr<CodeCache>> gone;
+  for (CodeInfo* i : all_infos())
+    std::erase_if(i->caches, [&](auto& c) {
+      if (c.first != config) return false;
+      gone.push_back(std::move(c.second));
+      return true;
+    });
+}
+
 void reset_caches() {
   // Freeing entries can run destructors that free or add caches.
   const std::vector<CodeCache*> caches(all_caches().begin(), all_caches().end());

@@ -95,6 +95,8 @@ CodeInfo* code_info(PyCodeObject* code);
 /// The record if there is one already.
 CodeInfo* find_code_info(PyCodeObject* code);
 
+/// Forgets what was compiled for this config.
+void forget_caches(const ConfigPtr& config);
 /// Forgets every compiled entry of the process, and every warning given once.
 void reset_caches();
 

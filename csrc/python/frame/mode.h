@@ -14,10 +14,11 @@ namespace kiln::frame {
 struct Config {
   py::Ref backend;  // null: kiln's own compiler; else backend(gm, example_inputs) -> callable
   bool fullgraph = false;
+  bool alone = false;                          // shared with no other request; its caches go with the callable
   std::map<std::string, OptionValue> options;  // set while this config compiles
 };
 using ConfigPtr = std::shared_ptr<const Config>;
-/// The shared Config of a request.
+/// The shared Config of a request, or its own.
 ConfigPtr intern_config(Config config);
 
 /// What this thread is doing, as the frame hook needs it.
