@@ -1,5 +1,6 @@
 #include "aten/trace.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -66,7 +67,7 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return schema.returns().empty();
 }
 
-/// Whether a tensor that a call writes to lies in the memory of another of its arguments.
+/// Whether a tensor that a call writes to lies in the memory of another of its arguments, or has elements in one place.
 bool writes_shared_memory(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   std::unordered_map<const c10::StorageImpl*, int> uses;
   for (const c10::IValue& v : args)
@@ -76,7 +77,8 @@ bool writes_shared_memory(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   bool shared = false;
   for (const int arg : op.written_args)
     for_each_tensor(args[static_cast<size_t>(arg)], [&](const at::Tensor& t) {
-      if (t.defined()) shared |= uses[t.storage().unsafeGetStorageImpl()] > 1;
+      if (t.defined())
+        shared |= uses[t.storage().unsafeGetStorageImpl()] > 1 || at::has_internal_overlap(t) == at::MemOverlap::Yes;
     });
   return shared;
 }
@@ -94,7 +96,7 @@ std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
   if (name.starts_with("aten::_fused_")) return name + " updates lists of tensors in place";
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
-    return writes_shared_memory(op_info(op), args) ? name + " changes a tensor in place that shares memory with another"
+    return writes_shared_memory(op_info(op), args) ? name + " changes a tensor in place that shares memory"
                                                    : make_functional_form(op);
   return "";
 }

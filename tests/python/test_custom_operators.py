@@ -130,6 +130,10 @@ def test_memory_that_is_written_and_read_breaks_the_graph():
 
     assert_same(kiln.compile(f)(made()), f(made()))
     assert "shares memory" in str(kiln.explain(f)(made()))
+    # In eager the kernel refuses a tensor whose elements lie in one place.
+    for g in (lambda x: ops.accumulate_(x, x * 2), kiln.compile(lambda x: ops.accumulate_(x, x * 2))):
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            g(torch.ones(1).expand(3))
 
 
 def test_gradients_go_through_kernels_without_autograd():

@@ -84,8 +84,7 @@ KILN_BINDINGS(compile) {
       pb::arg("name") = pb::none(),
       "A CompiledCallable for a Python function or bound method. backend: None for kiln's own compiler, or "
       "backend(gm, example_inputs) -> callable. options: values of the option table while this callable compiles. "
-      "alone: "
-      "nothing is shared with other callables, and what is compiled is forgotten with this one.");
+      "alone: nothing is shared with other callables, and what is compiled is forgotten with this one.");
   m.def(
       "disable",
       [](pb::handle f, bool recursive) { return guarded([&] { return frame::make_disabled(f.ptr(), recursive); }); },
