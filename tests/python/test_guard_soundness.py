@@ -767,3 +767,22 @@ def test_a_logger_of_another_level():
     for level, factor in ((logging.WARNING, 3.0), (logging.DEBUG, 2.0), (logging.ERROR, 3.0)):
         above.setLevel(level)
         assert_same(compiled(X), X * factor)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "f"),
+    [
+        (torch.nn.functional, "relu", lambda x: torch.nn.functional.relu(x)),
+        (torch.nn.functional, "linear", torch.nn.Linear(6, 6)),
+        (torch, "sigmoid", lambda x: torch.sigmoid(x)),
+        (math, "sqrt", lambda x: x * math.sqrt(4.0)),
+    ],
+)
+def test_a_function_of_a_library_that_is_replaced(monkeypatch, module, name, f):
+    """As programs do that bring their own attention for torch.nn.functional.scaled_dot_product_attention."""
+    compiled = kiln.compile(f)
+    before = compiled(X)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, lambda x, *rest: x * 3)
+        assert_same(compiled(X), f(X))
+    assert_same(compiled(X), before)

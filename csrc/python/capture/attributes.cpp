@@ -310,6 +310,15 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
   return nullptr;
 }
 
+void Machine::guard_replaceable(PyObject* dict, PyObject* name) {
+  if (!is_trusted_namespace(dict)) return;
+  if (auto it = globals_written.find(dict); it != globals_written.end() && it->second.find(name)) return;
+  PyObject* o = PyDict_GetItemWithError(dict, name);
+  const Class c = o ? classify(o) : Class::Instance;
+  if (c == Class::Function || c == Class::Type || (c == Class::Singleton && PyCFunction_Check(o)))
+    guard(GK::Is, child(SK::Global, child(SK::Const, nullptr, dict), name), o, Guard::kIdentityAlone);
+}
+
 PyObject* Machine::load_module_attr(PyObject* module, Known* k, PyObject* name, bool missing_ok) {
   PyObject* dict = PyModule_GetDict(module);
   // A module's class may have data descriptors of its own (torch.backends), which come first.
@@ -318,7 +327,10 @@ PyObject* Machine::load_module_attr(PyObject* module, Known* k, PyObject* name, 
   if (descr && Py_TYPE(descr)->tp_descr_get && Py_TYPE(descr)->tp_descr_set)
     return after_c_call(Py_TYPE(descr)->tp_descr_get(descr, module, reinterpret_cast<PyObject*>(t)));
   PyObject* v = load_global(dict, nullptr, name, true);
-  if (v || PyErr_Occurred()) return v;
+  if (v || PyErr_Occurred()) {
+    if (v) guard_replaceable(dict, name);
+    return v;
+  }
   const SourcePtr contents = child(SK::Const, nullptr, dict);
   if (!is_trusted_namespace(dict)) {
     static PyObject* getattr_name = names().getattr;

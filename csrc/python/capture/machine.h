@@ -239,6 +239,10 @@ class Machine {
   PyObject* call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf,
                               PyObject* kwnames);  // tensors.cpp
   bool is_torch_operator(PyObject* o);
+  /// Guards which function or class a module of PyTorch or of the standard library has by a name: programs put others
+  /// into their places (torch.nn.functional.scaled_dot_product_attention). What such modules use of their own is
+  /// theirs.
+  void guard_replaceable(PyObject* dict, PyObject* name);
   /// PyTorch makes an operator's overload when it is first asked for, and keeps it as an attribute.
   void find_overload(PyObject* packet, PyObject* name);
   /// Guards which operator this one is, and that torch.ops has it still.

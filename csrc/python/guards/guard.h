@@ -41,6 +41,8 @@ struct Guard {
   SourcePtr other;
   py::Ref object;
   uint64_t number = 0;
+  /// `number` of an Is guard on a function whose code and defaults nobody changes.
+  static constexpr uint64_t kIdentityAlone = 1;
   graph::TensorMeta meta;
   bool is_leaf = true;
   /// The user's line that observed it, "file:line"; printed with the guard and with a recompile.

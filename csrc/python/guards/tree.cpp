@@ -52,7 +52,7 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
     if (g.kind == Guard::Kind::Tensor) facts_[i] = tensor_facts(g);
     if (g.kind == Guard::Kind::Type || g.kind == Guard::Kind::ClassVersion)
       versions_[i] = py311::type_version(reinterpret_cast<PyTypeObject*>(g.object.get()));
-    if (g.kind == Guard::Kind::Is && PyFunction_Check(g.object.get())) {
+    if (g.kind == Guard::Kind::Is && g.number != Guard::kIdentityAlone && PyFunction_Check(g.object.get())) {
       auto* f = reinterpret_cast<PyFunctionObject*>(g.object.get());
       functions_[static_cast<int>(i)] = {py::Ref::borrow(f->func_code), py::Ref::borrow(f->func_defaults),
                                          py::Ref::borrow(f->func_kwdefaults),
