@@ -389,6 +389,23 @@ void for_each_tensor(const c10::IValue& value, const std::function<void(const at
   }
 }
 
+c10::IValue map_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& f) {
+  const auto mapped = [&](const at::Tensor& t) { return t.defined() ? f(t) : t; };
+  if (value.isTensor()) return mapped(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(mapped(t));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
+      list.push_back(t ? std::optional(mapped(*t)) : t);
+    return list;
+  }
+  return value;
+}
+
 bool has_mask(const c10::IValue& indices) {
   bool mask = false;
   for_each_tensor(indices, [&](const at::Tensor& t) { mask = mask || (t.defined() && is_mask(t.scalar_type())); });

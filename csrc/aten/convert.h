@@ -61,6 +61,8 @@ graph::Arg numbers_of(const at::Tensor& t);
 
 /// Calls f on every tensor in `value`, undefined ones included: a tensor, an optional one, or a list.
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);
+/// `value` with f(t) in the place of each defined tensor t in it: a tensor, an optional one, or a list.
+c10::IValue map_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& f);
 /// Whether an index of this type selects by its data, instead of naming what is selected.
 inline bool is_mask(at::ScalarType t) { return t == at::kBool || t == at::kByte; }
 /// Whether indices (a Tensor?[]) have masks among them.

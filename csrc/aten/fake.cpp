@@ -52,20 +52,7 @@ at::Tensor plain_meta(const at::Tensor& t) {
 }
 
 void to_plain_meta(c10::IValue& v) {
-  if (v.isTensor()) {
-    if (v.toTensor().defined()) v = plain_meta(v.toTensor());
-  } else if (v.isTensorList()) {
-    c10::List<at::Tensor> metas;
-    for (const at::Tensor& t : v.toTensorVector()) metas.push_back(t.defined() ? plain_meta(t) : t);
-    v = metas;
-  } else if (v.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> metas;
-    for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
-      metas.push_back(t && t->defined() ? std::optional(plain_meta(*t)) : t);
-    v = metas;
-  } else if (v.isDevice()) {
-    v = c10::Device(c10::kMeta);
-  }
+  v = v.isDevice() ? c10::IValue(c10::Device(c10::kMeta)) : map_tensors(v, plain_meta);
 }
 
 /// Marks tensors that a Meta kernel made as fakes on `device`.

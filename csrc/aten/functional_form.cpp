@@ -1,6 +1,5 @@
 #include "aten/functional_form.h"
 
-#include <ATen/FunctionalTensorWrapper.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <mutex>
 
 #include "aten/convert.h"
-#include "aten/fake.h"
+#include "aten/functional_tensor.h"
 #include "aten/pch.h"
 #include "aten/schema.h"
 #include "base/error.h"
@@ -18,7 +17,6 @@ namespace kiln::aten {
 namespace {
 
 namespace fn = at::functionalization::impl;
-using MapTensor = std::function<at::Tensor(const at::Tensor&)>;
 
 /// Records live as long as the process.
 struct Forms {
@@ -29,23 +27,6 @@ struct Forms {
 Forms& forms() {
   static auto& all = *new Forms();
   return all;
-}
-
-/// `value` with each tensor in it replaced.
-c10::IValue with_tensors(const c10::IValue& value, const MapTensor& f) {
-  if (value.isTensor()) return f(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> out;
-    for (const at::Tensor& t : value.toTensorList()) out.push_back(f(t));
-    return out;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> out;
-    for (const std::optional<at::Tensor>& t : value.toOptionalTensorList())
-      out.push_back(t ? std::optional<at::Tensor>(f(*t)) : std::nullopt);
-    return out;
-  }
-  return value;
 }
 
 size_t num_fresh(const OpInfo& op) {
@@ -67,9 +48,9 @@ void run_form(const c10::OperatorHandle& form, c10::DispatchKeySet, torch::jit::
   std::vector<c10::IValue> written;
   for (const int arg : op->written_args) {
     c10::IValue& value = call[static_cast<size_t>(arg)];
-    value = with_tensors(value, [&](const at::Tensor& t) {
-      meta |= t.defined() && t.is_meta();
-      return t.defined() ? t.clone() : t;
+    value = map_tensors(value, [&](const at::Tensor& t) {
+      meta |= t.is_meta();
+      return t.clone();
     });
     written.push_back(value);
   }
@@ -99,12 +80,7 @@ void run_functionalized(const c10::OperatorHandle& handle, c10::DispatchKeySet, 
     });
   stack->resize(first);
   torch::jit::Stack results;
-  for (const c10::IValue& v : args)
-    results.push_back(with_tensors(v, [](const at::Tensor& t) {
-      if (!t.defined() || !fn::isFunctionalTensor(t)) return t;
-      fn::sync(t);
-      return fn::from_functional_tensor(t);
-    }));
+  for (const c10::IValue& v : args) results.push_back(map_tensors(v, value_below));
   {
     c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
     form->handle.callBoxed(results);
@@ -116,18 +92,15 @@ void run_functionalized(const c10::OperatorHandle& handle, c10::DispatchKeySet, 
     for_each_tensor(args[static_cast<size_t>(op.written_args[i])], [&](const at::Tensor& wrapper) {
       const at::Tensor& value = values.at(next++);
       if (!wrapper.defined()) return;
-      fn::replace_(wrapper, value);
-      fn::commit_update(wrapper);
-      fn::sync(wrapper);
+      write_below(wrapper, value);
       wrapper.unsafeGetTensorImpl()->bump_version();  // as the ATen operators that do the writing would
     });
   }
   size_t next = 0;
   for (const int from : op.written_return)
-    stack->push_back(from >= 0 ? args[static_cast<size_t>(from)]
-                               : with_tensors(results[next++], [](const at::Tensor& t) {
-                                   return t.defined() ? fn::to_functional_tensor(t) : t;
-                                 }));
+    stack->push_back(
+        from >= 0 ? args[static_cast<size_t>(from)]
+                  : map_tensors(results[next++], [](const at::Tensor& t) { return fn::to_functional_tensor(t); }));
 }
 
 c10::FunctionSchema form_schema(const OpInfo& op) {

@@ -1,6 +1,7 @@
 #include "aten/overlap.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "aten/convert.h"
 #include "aten/pch.h"
@@ -109,6 +110,20 @@ std::string order_matters(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
     }
   }
   return "";
+}
+
+bool writes_shared_memory(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  std::unordered_map<const c10::StorageImpl*, int> uses;
+  for (const c10::IValue& v : args)
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      if (t.defined()) ++uses[t.storage().unsafeGetStorageImpl()];
+    });
+  bool shared = false;
+  for (const int arg : op.written_args)
+    for_each_tensor(args[static_cast<size_t>(arg)], [&](const at::Tensor& t) {
+      if (t.defined()) shared |= uses[t.storage().unsafeGetStorageImpl()] > 1;
+    });
+  return shared;
 }
 
 }  // namespace kiln::aten

@@ -11,4 +11,7 @@ bool overlaps_itself(const at::Tensor& t);
 /// another argument shares elements with it, other than one by one. Empty if they do not. Fakes will do.
 std::string order_matters(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
 
+/// Whether a tensor that a call writes to lies in the memory of another of its arguments. Fakes will do.
+bool writes_shared_memory(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+
 }  // namespace kiln::aten

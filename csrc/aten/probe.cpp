@@ -55,24 +55,11 @@ class StandIns {
   StandIns(Fill fill, bool shrunken) : fill_(fill), shrunken_(shrunken) {}
 
   c10::IValue replace(const c10::IValue& v) {
-    if (v.isTensor()) return real(v.toTensor());
-    if (v.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : v.toTensorVector()) list.push_back(real(t));
-      return list;
-    }
-    if (v.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
-        list.push_back(t && t->defined() ? std::optional(real(*t)) : t);
-      return list;
-    }
-    return v;
+    return map_tensors(v, [this](const at::Tensor& t) { return real(t); });
   }
 
  private:
   at::Tensor real(const at::Tensor& t) {
-    if (!t.defined()) return t;
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && !is_fake(t)) return t;
     at::Tensor& made = made_[t.unsafeGetTensorImpl()];
     if (made.defined()) return made;

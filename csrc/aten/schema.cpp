@@ -123,7 +123,10 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   Records& all = records();
   std::lock_guard lock(all.mutex);
   auto& slot = all.by_schema[&handle.schema()];
-  if (!slot) slot = std::make_unique<OpInfo>(handle), fill(*slot);
+  if (!slot) {
+    slot = std::make_unique<OpInfo>(handle);
+    fill(*slot);
+  }
   return *slot;
 }
 

@@ -1,12 +1,10 @@
 #include "aten/trace.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -65,22 +63,6 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
     if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType) return true;
   }
   return schema.returns().empty();
-}
-
-/// Whether a tensor that a call writes to lies in the memory of another of its arguments, or has elements in one place.
-bool writes_shared_memory(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  std::unordered_map<const c10::StorageImpl*, int> uses;
-  for (const c10::IValue& v : args)
-    for_each_tensor(v, [&](const at::Tensor& t) {
-      if (t.defined()) ++uses[t.storage().unsafeGetStorageImpl()];
-    });
-  bool shared = false;
-  for (const int arg : op.written_args)
-    for_each_tensor(args[static_cast<size_t>(arg)], [&](const at::Tensor& t) {
-      if (t.defined())
-        shared |= uses[t.storage().unsafeGetStorageImpl()] > 1 || at::has_internal_overlap(t) == at::MemOverlap::Yes;
-    });
-  return shared;
 }
 
 /// Why a call of an operator stays outside of graphs; empty if nothing speaks against it.

@@ -1,11 +1,11 @@
 // Functionalization of ops whose schema hides that they write, and its switches.
-#include <ATen/FunctionalTensorWrapper.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
 
+#include "aten/functional_tensor.h"
 #include "aten/pch.h"
 
 namespace kiln::joint {
@@ -14,12 +14,8 @@ namespace {
 namespace fn = at::functionalization::impl;
 using OptionalTensor = std::optional<at::Tensor>;
 
-at::Tensor unwrap(const at::Tensor& t) {
-  if (!t.defined() || !fn::isFunctionalTensor(t)) return t;
-  fn::sync(t);
-  return fn::from_functional_tensor(t);
-}
-OptionalTensor unwrap(const OptionalTensor& t) { return t ? OptionalTensor(unwrap(*t)) : t; }
+using aten::value_below;
+OptionalTensor value_below(const OptionalTensor& t) { return t ? OptionalTensor(aten::value_below(*t)) : t; }
 
 /// native_batch_norm in training writes its running statistics although its schema does not say so.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tensor& input, const OptionalTensor& weight,
@@ -35,28 +31,26 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
     c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
     if (writes) {
       at::Tensor a, b, c;
-      std::tie(a, b, c, new_mean, new_var) = at::_native_batch_norm_legit_functional(
-          unwrap(input), unwrap(weight), unwrap(bias), unwrap(*mean), unwrap(*var), training, momentum, eps);
+      std::tie(a, b, c, new_mean, new_var) =
+          at::_native_batch_norm_legit_functional(value_below(input), value_below(weight), value_below(bias),
+                                                  value_below(*mean), value_below(*var), training, momentum, eps);
       out = {a, b, c};
     } else if (!functional) {
       out = at::native_batch_norm(input, weight, bias, mean, var, training, momentum, eps);
     } else if (training && (!mean || !mean->defined())) {
-      out = at::_native_batch_norm_legit(unwrap(input), unwrap(weight), unwrap(bias), training, momentum, eps);
+      out = at::_native_batch_norm_legit(value_below(input), value_below(weight), value_below(bias), training, momentum,
+                                         eps);
     } else if (!training) {
-      out = at::_native_batch_norm_legit_no_training(unwrap(input), unwrap(weight), unwrap(bias), unwrap(*mean),
-                                                     unwrap(*var), momentum, eps);
+      out = at::_native_batch_norm_legit_no_training(value_below(input), value_below(weight), value_below(bias),
+                                                     value_below(*mean), value_below(*var), momentum, eps);
     } else {
-      out = at::native_batch_norm(unwrap(input), unwrap(weight), unwrap(bias), unwrap(mean), unwrap(var), training,
-                                  momentum, eps);
+      out = at::native_batch_norm(value_below(input), value_below(weight), value_below(bias), value_below(mean),
+                                  value_below(var), training, momentum, eps);
     }
   }
   if (writes) {
     const std::pair<at::Tensor, at::Tensor> changes[] = {{*mean, new_mean}, {*var, new_var}};
-    for (const auto& [wrapper, value] : changes) {
-      fn::replace_(wrapper, value);
-      fn::commit_update(wrapper);
-      fn::sync(wrapper);
-    }
+    for (const auto& [wrapper, value] : changes) aten::write_below(wrapper, value);
   }
   if (!functional) return out;
   return {fn::to_functional_tensor(std::get<0>(out)), fn::to_functional_tensor(std::get<1>(out)),
@@ -68,7 +62,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
 at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> generator) {
   c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
   if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
-  const at::Tensor value = unwrap(self);
+  const at::Tensor value = value_below(self);
   std::vector<int64_t> order(static_cast<size_t>(value.dim())), back(order.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
@@ -76,9 +70,7 @@ at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> 
   const bool logical = value.is_contiguous() || std::is_sorted(order.begin(), order.end());
   const at::Tensor drawn =
       logical ? at::bernoulli(value, p, generator) : at::bernoulli(value.permute(order), p, generator).permute(back);
-  fn::replace_(self, drawn);
-  fn::commit_update(self);
-  fn::sync(self);
+  aten::write_below(self, drawn);
   return self;
 }
 

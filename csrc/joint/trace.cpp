@@ -1,4 +1,3 @@
-#include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -10,6 +9,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/functional_form.h"
+#include "aten/functional_tensor.h"
 #include "aten/pch.h"
 #include "base/error.h"
 #include "graph/passes/passes.h"
@@ -560,11 +560,7 @@ at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::Tenso
 }
 void TraceState::lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides) {
   if (!active) return;
-  fn::sync(functional);
-  const at::Tensor value = active->recorder().laid_out(fn::from_functional_tensor(functional), strides);
-  fn::replace_(functional, value);
-  fn::commit_update(functional);
-  fn::sync(functional);
+  aten::write_below(functional, active->recorder().laid_out(aten::value_below(functional), strides));
 }
 TraceState::BackwardScope::BackwardScope() {
   if (!active) return;

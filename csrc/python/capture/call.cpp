@@ -309,7 +309,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
       t == &_PyMethodWrapper_Type || t == &PyClassMethodDescr_Type)
     return call_c(callable, args, nargsf, kwnames);
   if (is_torch_operator(callable)) {
-    guard_operator(callable);
+    guard_identity(callable);
     if (PyObject* number = number_among(args, all)) return specialize(number);
     if (!reads_arguments(callable, args, all)) return nullptr;
     return torch_call(callable, args, n, kwnames, [&] {

@@ -245,8 +245,6 @@ class Machine {
   void guard_replaceable(PyObject* dict, PyObject* name);
   /// PyTorch makes an operator's overload when it is first asked for, and keeps it as an attribute.
   void find_overload(PyObject* packet, PyObject* name);
-  /// Guards which operator this one is, and that torch.ops has it still.
-  void guard_operator(PyObject* o);
   /// Code of the compiler that PyTorch ships: wrappers are looked through, markers ignored, the rest breaks.
   enum class PeerCode : uint8_t { None, Wrapper, StepWrapper, Marker, Polyfill, Other };
   static PeerCode peer_code(PyCodeObject* code);

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/options.h"
 #include "python/cpython/ref.h"
@@ -35,8 +36,8 @@ Mode& mode();
 template <class T>
 class Scoped {
  public:
-  Scoped(T& slot, T value) : slot_(slot), before_(slot) { slot_ = value; }
-  ~Scoped() { slot_ = before_; }
+  Scoped(T& slot, T value) : slot_(slot), before_(std::exchange(slot, std::move(value))) {}
+  ~Scoped() { slot_ = std::move(before_); }
   Scoped(const Scoped&) = delete;
 
  private:
