@@ -43,6 +43,7 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
 
   // Decompositions leave equal calls and constants behind (each norm's gradient normalizes again).
   graph::clean_up(*g);
+  run_pass("graph.recompute_operands", hooks, [&] { return graph::recompute_operands(*g); });
 
   // Primitives -> loop nests, one per value that is kept, and library calls. Pointwise producers and views are inlined.
   lower::Lowered lowered;

@@ -106,6 +106,9 @@ struct Nest {
   std::vector<Stage> stages;
   std::vector<Inst> insts;  // arena; an instruction's id is its place here; those in no stage are dead
   int indirect_vars = 0;
+  /// The item of the program before which it does not run, and with nothing that runs before it in one kernel: what it
+  /// makes would lie there for long. Of no use in a kernel of its own.
+  int not_before = 0;
 
   Expr var(int v) const { return Expr::loop_var(v, extents[v]); }
   int add_var(int64_t extent) {

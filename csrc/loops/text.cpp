@@ -45,7 +45,9 @@ std::string print_nest(const Nest& n, const std::function<std::string(BufferId)>
                        const std::string& indent) {
   std::string out = indent + "nest " + quoted(n.name) + " extents [";
   for (size_t i = 0; i < n.extents.size(); ++i) out += (i ? ", " : "") + std::to_string(n.extents[i]);
-  out += "] outer " + var_list(n.outer) + " {\n";
+  out += "] outer " + var_list(n.outer);
+  if (n.not_before) out += " not_before " + std::to_string(n.not_before);
+  out += " {\n";
   std::vector<int> number_of(n.insts.size(), -1);
   int next = 0;
   for (const Stage& s : n.stages) {
@@ -307,6 +309,7 @@ class Parser {
     }
     need("outer");
     n.outer = var_list(n);
+    if (take("not_before")) n.not_before = static_cast<int>(integer());
     need("{");
     while (!take("}")) {
       need("stage");

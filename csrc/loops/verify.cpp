@@ -166,6 +166,10 @@ void verify(const Program& p) {
   for (const Buffer& b : p.buffers)
     if (!names.insert(b.name).second) throw InternalError("two buffers are named " + b.name);
   for (const Nest& n : p.nests) verify(n, p.buffers);
+  for (size_t k = 0; k < p.items.size(); ++k)
+    if (p.items[k].is_nest && p.nests[p.items[k].index].not_before > static_cast<int>(k))
+      throw InternalError("nest " + p.nests[p.items[k].index].name +
+                          " stands before the item that it is not to precede");
   for (const Extern& e : p.externs)
     for (const auto* list : {&e.reads, &e.writes})
       for (BufferId b : *list)

@@ -228,12 +228,18 @@ void Lowering::store(const Tensor& t, const Tensor& to, const std::string& name)
     return symbolic::linearize(logical(p), strides, offset);
   };
   add_nest(loops::pointwise(
-      buffers(), name, ranges,
-      [&](Ops& ops, Index p) {
-        EvalScope scope;
-        return cast_to(ops, t.load(ops, logical(p)), to.dtype);
-      },
-      destination));
+               buffers(), name, ranges,
+               [&](Ops& ops, Index p) {
+                 EvalScope scope;
+                 return cast_to(ops, t.load(ops, logical(p)), to.dtype);
+               },
+               destination),
+           recomputing_ || (t.lazy && t.lazy->recomputed));
+}
+
+void Lowering::add_nest(loops::Nest nest, bool recomputes) {
+  if (recomputes) nest.not_before = backward_begins_;
+  out_.program.add_nest(std::move(nest));
 }
 
 Tensor Lowering::in_memory(const Tensor& t, const std::string& name) {
@@ -261,12 +267,14 @@ Tensor Lowering::lazy(DType dtype, Sizes sizes, loops::PointFn fn, const std::ve
   auto l = std::make_shared<Lazy>();
   l->fn = std::move(fn);
   l->ops = ops;
+  l->recomputed = recomputing_;
   Tensor result;
   result.dtype = dtype;
   result.sizes = std::move(sizes);
   for (const Tensor& t : inputs) {
     l->ops += t.ops();
     l->may_raise |= t.may_raise();
+    l->recomputed |= t.lazy && t.lazy->recomputed;
     l->loads += t.loads();
     if (t.numel() * kSmall > result.numel()) l->wide_loads += t.wide_loads();
     if (t.strided())
@@ -519,8 +527,13 @@ void Lowering::lower_asked() {
 
 Lowered Lowering::run() {
   lower_inputs();
-  for (const auto& n : g_.nodes())
-    if (n->kind == graph::NodeKind::Call && is_live(*n)) lower_node(*n);
+  for (const auto& n : g_.nodes()) {
+    if (n->kind != graph::NodeKind::Call || !is_live(*n)) continue;
+    if (n->backward && !backward_begins_) backward_begins_ = static_cast<int>(out_.program.items.size());
+    recomputing_ = n->recomputed;
+    lower_node(*n);
+  }
+  recomputing_ = false;
   lower_outputs();
   lower_mutations();
   return std::move(out_);

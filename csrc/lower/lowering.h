@@ -22,6 +22,7 @@ struct Lazy {
   int ops = 0;  // scalar operations per point, inlined producers included
   int loads = 0;
   int wide_loads = 0;             // those of tensors about as large as this one: not of a broadcast vector's elements
+  bool recomputed = false;        // computes again what the forward had: not to be made before the backward
   bool may_raise = false;         // for some of its elements: all of them are to be computed
   std::vector<BufferId> buffers;  // what it reads, for the hazards of in-place writes
 };
@@ -79,12 +80,13 @@ class Lowering {
   Tensor in_memory(graph::Value v, bool as_in_eager = false);
   /// Stores t into `to` (same sizes) by a nest.
   void store(const Tensor& t, const Tensor& to, const std::string& name);
-  void add_nest(loops::Nest nest) { out_.program.add_nest(std::move(nest)); }
+  void add_nest(loops::Nest nest) { add_nest(std::move(nest), recomputing_); }
   const std::vector<loops::Buffer>& buffers() const { return out_.program.buffers; }
   std::string name_of(const Node& n, uint32_t i = 0) const;
 
  private:
   bool is_live(const Node& n) const;
+  void add_nest(loops::Nest nest, bool recomputes);
   void lower_inputs();
   void lower_node(const Node& n);
   void lower_extern(const Node& n);
@@ -103,6 +105,8 @@ class Lowering {
     int64_t widest = 0;  // elements of the largest result of a reader
   };
   std::unordered_map<graph::Value, Uses> uses_;
+  bool recomputing_ = false;                   // the node being lowered is recomputed
+  int backward_begins_ = 0;                    // at this item of the program
   std::unordered_set<graph::Value> escaping_;  // values whose memory the caller gets
 };
 

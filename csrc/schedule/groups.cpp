@@ -60,6 +60,7 @@ class Grouper {
       g.first_item = static_cast<int>(k);
       if (p_.items[k].is_nest) {
         g.nest = p_.nests[p_.items[k].index];
+        g.not_before = std::exchange(g.nest.not_before, 0);
         if (is_empty(g.nest)) continue;
         reuse_values(g.nest);
         compact(g.nest);
@@ -172,11 +173,14 @@ class Grouper {
     const bool forward = succ_[x].count(y) != 0, backward = succ_[y].count(x) != 0;
     if (forward && backward) return false;
     if (indirect_path(x, y) || indirect_path(y, x)) return false;
+    const int not_before = std::max(groups_[x].not_before, groups_[y].not_before);
+    if (std::min(groups_[x].first_item, groups_[y].first_item) < not_before) return false;
     const int first = backward ? y : x, second = backward ? x : y;
     std::optional<Nest> fused = fuse_nests(groups_[first].nest, groups_[second].nest, p_.buffers, options_);
     if (!fused) return false;
     compact(*fused);
     groups_[y].nest = std::move(*fused);
+    groups_[y].not_before = not_before;
     groups_[y].first_item = std::min(groups_[x].first_item, groups_[y].first_item);
     alive_[x] = false;
     for (int s : succ_[x]) {
@@ -203,13 +207,35 @@ class Grouper {
     if (std::find(list.begin(), list.end(), g) == list.end()) list.push_back(g);
   }
 
+  /// By when each group is wanted, as a program position: a fused one stands where its first member stood, and what
+  /// the others of its members wait for is wanted by then.
+  std::vector<int> wanted() const {
+    std::vector<int> at(groups_.size()), waiting(groups_.size()), work;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (!alive_[g]) continue;
+      at[g] = groups_[g].first_item;
+      waiting[g] = static_cast<int>(succ_[g].size());
+      if (waiting[g] == 0) work.push_back(static_cast<int>(g));
+    }
+    while (!work.empty()) {
+      const int g = work.back();
+      work.pop_back();
+      for (int s : succ_[g]) at[g] = std::min(at[g], at[s]);
+      at[g] = std::max(at[g], groups_[g].not_before);
+      for (int p : pred_[g])
+        if (--waiting[p] == 0) work.push_back(p);
+    }
+    return at;
+  }
+
   std::vector<Group> in_order() {
+    const std::vector<int> position = wanted();
     std::vector<int> waiting(groups_.size());
-    std::set<std::pair<int, int>> ready;  // (program position, group)
+    std::set<std::pair<int, int>> ready;  // (position, group)
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (!alive_[g]) continue;
       waiting[g] = static_cast<int>(pred_[g].size());
-      if (waiting[g] == 0) ready.insert({groups_[g].first_item, static_cast<int>(g)});
+      if (waiting[g] == 0) ready.insert({position[g], static_cast<int>(g)});
     }
     std::vector<Group> out;
     size_t alive = 0;
@@ -218,7 +244,7 @@ class Grouper {
       const int g = ready.begin()->second;
       ready.erase(ready.begin());
       for (int s : succ_[g])
-        if (--waiting[s] == 0) ready.insert({groups_[s].first_item, s});
+        if (--waiting[s] == 0) ready.insert({position[s], s});
       out.push_back(std::move(groups_[g]));
     }
     KILN_CHECK(out.size() == alive, "fusion made a cycle");

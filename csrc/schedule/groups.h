@@ -11,6 +11,7 @@ struct Group {
   int extern_index = -1;
   Nest nest;
   int first_item = 0;  // program position of its first member: keeps the order of what is independent
+  int not_before = 0;  // loops::Nest::not_before of its members: the last
 };
 
 /// Buffers that a group reads and writes (a buffer may be in both).

@@ -34,6 +34,11 @@ bool remove_redundant_copies(Graph& g);
 /// frozen. Rounding differs; for inference.
 bool fold_norms(Graph& g);
 
+/// Has the products of a backward read what is cheap to compute from values that are there until then anyway (an
+/// activation function's results, a normalization's) from copies of those nodes, so that the originals die with the
+/// forward. For graphs that hold a forward and its backward; where they are two, the partitioner chooses.
+bool recompute_operands(Graph& g);
+
 /// The clean-up passes, in a good order, each through run_pass as "graph.<name>".
 bool clean_up(Graph& g);
 

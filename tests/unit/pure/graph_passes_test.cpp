@@ -12,9 +12,13 @@ namespace kiln::graph {
 namespace {
 
 using Pass = bool (*)(Graph&);
-const std::map<std::string, Pass> kPasses = {
-    {"dce", eliminate_dead_code}, {"cse", eliminate_common_subexpressions}, {"fold", fold_constants},
-    {"views", simplify_views},    {"copies", remove_redundant_copies},      {"clean_up", clean_up}};
+const std::map<std::string, Pass> kPasses = {{"dce", eliminate_dead_code},
+                                             {"cse", eliminate_common_subexpressions},
+                                             {"fold", fold_constants},
+                                             {"views", simplify_views},
+                                             {"copies", remove_redundant_copies},
+                                             {"clean_up", clean_up},
+                                             {"recompute_operands", recompute_operands}};
 
 std::vector<std::filesystem::path> files() {
   std::vector<std::filesystem::path> out;

@@ -288,6 +288,82 @@ TEST(Schedule, UpdatesOfManyTensorsAreOneKernel) {
   EXPECT_LE(schedule::make_plan(p, {}).kernels.size(), 3u) << schedule::print(schedule::make_plan(p, {}));
 }
 
+// A value of the forward and its copy for the backward read one buffer: what is not to run before the backward stays
+// there, with what stands there.
+TEST(Schedule, RecomputedValuesAreMadeWhereTheyAreRead) {
+  for (const bool late : {false, true}) {
+    Program p;
+    const auto buffer = [&](const char* name, BufferKind kind) {
+      return p.add_buffer(name, DType::Float32, 4096, kind);
+    };
+    const BufferId x = buffer("x", BufferKind::Input), y = buffer("y", BufferKind::Temp),
+                   z = buffer("z", BufferKind::Temp), copy = buffer("copy", BufferKind::Temp),
+                   grad = buffer("grad", BufferKind::Temp), out = buffer("out", BufferKind::Output);
+    const auto sine = [&](BufferId to, const char* name) {
+      return loops::pointwise(p.buffers, name, {4096},
+                              [&](loops::Ops& o, loops::Index i) { return o.Sin(o.load(x, i[0])); }, {to});
+    };
+    p.add_nest(sine(y, "forward"));
+    p.add_extern({0, "product", {y}, {z}, false});
+    Nest again = sine(copy, "again");
+    if (late) again.not_before = 2;
+    p.add_nest(std::move(again));
+    p.add_nest(loops::pointwise(
+        p.buffers, "gradient", {4096},
+        [&](loops::Ops& o, loops::Index i) { return o.Mul(o.load(z, i[0]), o.Cos(o.load(x, i[0]))); }, {grad}));
+    p.add_extern({1, "product", {copy, grad}, {out}, false});
+    loops::verify(p);
+    EXPECT_EQ(loops::print(loops::parse(loops::print(p))), loops::print(p));
+    const schedule::Plan plan = schedule::make_plan(p, {});
+    ASSERT_EQ(plan.steps.size(), 4u) << schedule::print(plan);
+    EXPECT_EQ(schedule::liveness(plan)[copy].first, late ? 2 : 0) << schedule::print(plan);
+  }
+  Program p;
+  const BufferId x = p.add_buffer("x", DType::Float32, 8, BufferKind::Input);
+  Nest nest =
+      loops::pointwise(p.buffers, "early", {8}, [&](loops::Ops& o, loops::Index i) { return o.load(x, i[0]); }, {x});
+  nest.not_before = 1;
+  p.add_nest(std::move(nest));
+  EXPECT_THROW(loops::verify(p), InternalError);
+}
+
+// A kernel waits for a small one that stands far behind it in the program: the small one runs when the kernel is due,
+// so that what the kernel reads is free again.
+TEST(Schedule, WhatAFusedKernelWaitsForRunsBeforeIt) {
+  Program p;
+  const auto buffer = [&](std::string name, int64_t numel, BufferKind kind) {
+    return p.add_buffer(std::move(name), DType::Float32, numel, kind);
+  };
+  constexpr int kLayers = 4;
+  const BufferId count = buffer("count", 1, BufferKind::Input), counted = buffer("counted", 1, BufferKind::Output);
+  BufferId last = buffer("x", 4096, BufferKind::Input);
+  std::vector<BufferId> sums, grads;
+  for (int k = 0; k < kLayers; ++k) {
+    const BufferId grad = buffer("grad" + std::to_string(k), 4096, BufferKind::Temp),
+                   sum = buffer("sum" + std::to_string(k), 64, BufferKind::Temp);
+    p.add_extern({k, "product", {last}, {grad}, false});
+    p.add_nest(loops::reduction(
+        p.buffers, "sum", {64}, {64}, loops::ReduceKind::Sum,
+        [&](loops::Ops& o, loops::Index i) { return o.load(grad, i[0] * symbolic::Expr(64) + i[1]); }, {sum}));
+    grads.push_back(last = grad);
+    sums.push_back(sum);
+  }
+  p.add_nest(loops::pointwise(p.buffers, "count", {},
+                              [&](loops::Ops& o, loops::Index) { return o.Sin(o.load(count, symbolic::Expr(0))); },
+                              {counted}));
+  for (BufferId sum : sums) {
+    const BufferId to = buffer("new_" + p.buffers[sum].name, 64, BufferKind::Output);
+    p.add_nest(loops::pointwise(
+        p.buffers, "update", {64},
+        [&](loops::Ops& o, loops::Index i) { return o.Mul(o.load(sum, i[0]), o.load(counted, symbolic::Expr(0))); },
+        {to}));
+  }
+  loops::verify(p);
+  const schedule::Plan plan = schedule::make_plan(p, {});
+  const auto live = schedule::liveness(plan);
+  for (int k = 0; k + 2 < kLayers; ++k) EXPECT_LT(live[grads[k]].second, live[grads[k + 2]].first) << print(plan);
+}
+
 TEST(Schedule, ArenaBlocksDoNotOverlapWhileAlive) {
   std::mt19937 rng(16);
   Program p;
