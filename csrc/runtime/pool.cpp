@@ -30,6 +30,7 @@ struct Pool {
   std::mutex mutex;
   std::list<Block> free;                                                            // the last one freed comes first
   std::unordered_map<size_t, std::deque<std::list<Block>::iterator>> free_of_size;  // in the same order
+  std::unordered_map<void*, size_t> size_of;  // of the blocks handed out: a deleter gets only one pointer
   PoolStats stats;
   size_t peak_in_use = 0;
 
@@ -44,6 +45,7 @@ struct Pool {
         free.erase(it->second.front());
         it->second.pop_front();
         stats.cached -= size;
+        size_of[p] = size;
         return p;
       }
     }
@@ -57,13 +59,20 @@ struct Pool {
       }
     }
     if (size >= kHugePage) madvise(p, size, MADV_HUGEPAGE);
+    std::lock_guard lock(mutex);
+    size_of[p] = size;
     return p;
   }
 
-  void put(void* p, size_t size) {
+  /// False if the block is none of the pool's.
+  bool put(void* p) {
     std::list<Block> dropped;
     {
       std::lock_guard lock(mutex);
+      const auto it = size_of.find(p);
+      if (it == size_of.end()) return false;
+      const size_t size = it->second;
+      size_of.erase(it);
       stats.in_use -= size;
       stats.cached += size;
       free.push_front({p, size});
@@ -78,6 +87,7 @@ struct Pool {
       }
     }
     for (const Block& b : dropped) std::free(b.p);
+    return true;
   }
 };
 
@@ -86,16 +96,9 @@ Pool& pool() {
   return *p;
 }
 
-// The block's size is kept in the context pointer's block header, since a deleter gets only one pointer.
-struct Header {
-  void* block;
-  size_t size;
-};
-
-void release(void* context) {
-  Header* h = static_cast<Header*>(context);
-  pool().put(h->block, h->size);
-  delete h;
+/// Of blocks of any size: small ones are not the pool's.
+void release(void* p) {
+  if (!pool().put(p)) c10::GetDefaultCPUAllocator()->raw_deleter()(p);
 }
 
 class PoolAllocator final : public c10::Allocator {
@@ -104,8 +107,9 @@ class PoolAllocator final : public c10::Allocator {
     if (bytes < kSmallest) return c10::GetDefaultCPUAllocator()->allocate(bytes);
     const size_t size = size_class(bytes);
     void* p = pool().get(size);
-    return {p, new Header{p, size}, &release, c10::Device(c10::kCPU)};
+    return {p, p, &release, c10::Device(c10::kCPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dest, const void* src, size_t count) const override { default_copy_data(dest, src, count); }
 };
 
@@ -114,6 +118,22 @@ class PoolAllocator final : public c10::Allocator {
 c10::Allocator* pool_allocator() {
   static PoolAllocator* a = new PoolAllocator;
   return a;
+}
+
+namespace {
+std::mutex scopes_mutex;
+int scopes = 0;
+}  // namespace
+
+PoolForLibraries::PoolForLibraries() {
+  std::lock_guard lock(scopes_mutex);
+  if (scopes++ == 0 && c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) c10::SetCPUAllocator(pool_allocator());
+}
+
+PoolForLibraries::~PoolForLibraries() {
+  std::lock_guard lock(scopes_mutex);
+  if (--scopes == 0 && c10::GetCPUAllocator() == pool_allocator())
+    c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());
 }
 
 PoolStats pool_stats() {

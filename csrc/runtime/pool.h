@@ -12,6 +12,17 @@ namespace kiln::runtime {
 /// Thread-safe. The blocks may outlive everything else in the library, so the allocator is never destroyed.
 c10::Allocator* pool_allocator();
 
+/// While one lives, what ATen allocates on the CPU comes from the pool: results and workspaces of library calls, for
+/// which the C library would fetch fresh pages in every call. In all threads, which is as well; an allocator that the
+/// program has set stays.
+class PoolForLibraries {
+ public:
+  PoolForLibraries();
+  ~PoolForLibraries();
+  PoolForLibraries(const PoolForLibraries&) = delete;
+  PoolForLibraries& operator=(const PoolForLibraries&) = delete;
+};
+
 struct PoolStats {
   size_t in_use = 0;  // bytes handed out in pooled blocks
   size_t cached = 0;  // bytes kept for reuse

@@ -3,6 +3,7 @@
 #include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/error.h"
+#include "runtime/pool.h"
 
 namespace kiln::runtime {
 
@@ -109,7 +110,10 @@ void AtenStep::run(Frame& frame) const {
       stack[l.arg] = std::move(list);
     }
   }
-  op_.callBoxed(stack);
+  {
+    PoolForLibraries scope;
+    op_.callBoxed(stack);
+  }
   size_t r = 0;
   auto take = [&](at::Tensor t) {
     KILN_CHECK(r < results_.size(), "more results than expected from " + c10::toString(op_.operator_name()));
@@ -177,7 +181,10 @@ void AtenOutStep::run(Frame& frame) const {
   StackGuard guard{stack};
   stack.assign(template_.begin(), template_.end());
   for (const auto& [arg, slot] : tensors_) stack[arg] = frame.tensors[slot];
-  op_.callBoxed(stack);
+  {
+    PoolForLibraries scope;
+    op_.callBoxed(stack);
+  }
 }
 
 std::string AtenOutStep::describe(const Plan& plan) const {
