@@ -132,8 +132,7 @@ PoolForLibraries::PoolForLibraries() {
 
 PoolForLibraries::~PoolForLibraries() {
   std::lock_guard lock(scopes_mutex);
-  if (--scopes == 0 && c10::GetCPUAllocator() == pool_allocator())
-    c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());
+  if (--scopes == 0 && c10::GetCPUAllocator() == pool_allocator()) c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());
 }
 
 PoolStats pool_stats() {

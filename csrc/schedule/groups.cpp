@@ -1,5 +1,6 @@
 #include "schedule/groups.h"
 
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -79,6 +80,10 @@ class Grouper {
     alive_.assign(groups_.size(), true);
     succ_.resize(groups_.size());
     pred_.resize(groups_.size());
+    marks_.assign(groups_.size(), 0);
+    order_.resize(groups_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    at_ = order_;
   }
 
   void edge(int from, int to) {
@@ -113,56 +118,85 @@ class Grouper {
     }
   }
 
-  /// A path from `a` to `b` that leaves both on its way.
-  bool indirect_path(int a, int b) const {
-    std::vector<int> work;
-    std::unordered_set<int> seen;
-    for (int s : succ_[a])
-      if (s != b && seen.insert(s).second) work.push_back(s);
+  /// Marks what can be reached from `a` among the groups that stand before `b` in order_. Whether `b` can be reached
+  /// from one of them.
+  bool indirect_path(int a, int b) {
+    ++mark_;
+    bool found = false;
+    std::vector<int> work{a};
     while (!work.empty()) {
       const int g = work.back();
       work.pop_back();
-      if (g == b) return true;
-      for (int s : succ_[g])
-        if (seen.insert(s).second) work.push_back(s);
+      for (int s : succ_[g]) {
+        if (s == b && g != a) found = true;
+        if (order_[s] >= order_[b] || marks_[s] == mark_) continue;
+        marks_[s] = mark_;
+        work.push_back(s);
+      }
     }
-    return false;
+    return found;
   }
 
-  /// Bytes that two groups both touch.
-  int64_t shared_bytes(int a, int b) const {
-    int64_t bytes = 0;
-    std::unordered_set<BufferId> seen;
-    for (const auto* list : {&touches_[a].reads, &touches_[a].writes}) seen.insert(list->begin(), list->end());
-    for (const auto* list : {&touches_[b].reads, &touches_[b].writes})
-      for (BufferId x : *list)
-        if (seen.erase(x)) bytes += std::max<int64_t>(p_.buffers[x].numel, 1) * dtype_size(p_.buffers[x].dtype);
-    return bytes;
+  /// Gives `y` a place in order_ that suits the edges of `first` as well, which the last indirect_path(first, second)
+  /// started from: what follows from `first` moves behind.
+  void reorder(int first, int second, int y) {
+    const int begin = order_[first], end = order_[second];
+    std::vector<int> after;
+    int to = begin;
+    for (int k = begin; k <= end; ++k) {
+      const int g = at_[k];
+      if (g < 0 || g == first || g == second) continue;
+      if (marks_[g] == mark_)
+        after.push_back(g);
+      else
+        at_[to++] = g;
+    }
+    at_[to++] = y;
+    for (int g : after) at_[to++] = g;
+    while (to <= end) at_[to++] = -1;
+    for (int k = begin; k <= end; ++k)
+      if (at_[k] >= 0) order_[at_[k]] = k;
+  }
+
+  /// The groups before `g` that have buffers in common with it, by how many bytes. Of the groups that touch one buffer
+  /// (a weight, in a loop that was unrolled) only the nearest ones.
+  std::vector<std::pair<int64_t, int>> sharing(int g, const std::set<int>& but) {
+    constexpr size_t kNearest = 64, kMost = 8;
+    std::vector<std::pair<int64_t, int>> found;
+    std::unordered_map<int, size_t> place;
+    std::vector<BufferId> touched = touches_[g].reads;
+    for (BufferId b : touches_[g].writes) add_once(touched, b);
+    for (BufferId b : touched) {
+      const int64_t bytes = std::max<int64_t>(p_.buffers[b].numel, 1) * dtype_size(p_.buffers[b].dtype);
+      std::vector<int>& users = users_[b];
+      std::erase_if(users, [&](int other) { return !alive_[other]; });
+      std::vector<int> near;
+      for (auto it = users.rbegin(); it != users.rend() && near.size() < kNearest; ++it)
+        if (!groups_[*it].is_extern && groups_[*it].first_item < groups_[g].first_item && !but.contains(*it))
+          near.push_back(*it);
+      for (auto it = near.rbegin(); it != near.rend(); ++it) {
+        const auto [entry, fresh] = place.emplace(*it, found.size());
+        if (fresh) found.push_back({0, *it});
+        found[entry->second].first += bytes;
+      }
+    }
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    if (found.size() > kMost) found.resize(kMost);
+    return found;
   }
 
   bool absorb(int g) {
     if (!alive_[g] || groups_[g].is_extern) return false;
     bool changed = false;
-    std::set<std::pair<int, int>> failed;
+    std::set<int> failed;
     for (bool again = true; again;) {
       again = false;
-      std::vector<std::pair<int64_t, int>> candidates;
-      std::unordered_set<int> seen{g};
-      for (const auto* list : {&touches_[g].reads, &touches_[g].writes})
-        for (BufferId b : *list)
-          for (int other : users_[b])
-            if (alive_[other] && !groups_[other].is_extern && groups_[other].first_item < groups_[g].first_item &&
-                seen.insert(other).second && !failed.count({other, g}))
-              candidates.push_back({shared_bytes(g, other), other});
-      std::stable_sort(candidates.begin(), candidates.end(),
-                       [](const auto& a, const auto& b) { return a.first > b.first; });
-      if (candidates.size() > 8) candidates.resize(8);
-      for (const auto& [bytes, other] : candidates) {
+      for (const auto& [bytes, other] : sharing(g, failed)) {
         if (try_fuse(other, g)) {
           changed = again = true;
           break;
         }
-        failed.insert({other, g});
+        failed.insert(other);
       }
     }
     return changed;
@@ -170,15 +204,16 @@ class Grouper {
 
   /// Fuses x and y into y.
   bool try_fuse(int x, int y) {
-    const bool forward = succ_[x].count(y) != 0, backward = succ_[y].count(x) != 0;
-    if (forward && backward) return false;
-    if (indirect_path(x, y) || indirect_path(y, x)) return false;
+    const int first = order_[x] < order_[y] ? x : y, second = first == x ? y : x;
+    if (indirect_path(first, second)) return false;
     const int not_before = std::max(groups_[x].not_before, groups_[y].not_before);
     if (std::min(groups_[x].first_item, groups_[y].first_item) < not_before) return false;
-    const int first = backward ? y : x, second = backward ? x : y;
-    std::optional<Nest> fused = fuse_nests(groups_[first].nest, groups_[second].nest, p_.buffers, options_);
+    const bool turned = succ_[y].contains(x);
+    std::optional<Nest> fused =
+        fuse_nests(groups_[turned ? y : x].nest, groups_[turned ? x : y].nest, p_.buffers, options_);
     if (!fused) return false;
     compact(*fused);
+    reorder(first, second, y);
     groups_[y].nest = std::move(*fused);
     groups_[y].not_before = not_before;
     groups_[y].first_item = std::min(groups_[x].first_item, groups_[y].first_item);
@@ -257,6 +292,9 @@ class Grouper {
   std::vector<Touches> touches_;
   std::vector<bool> alive_;
   std::vector<std::set<int>> succ_, pred_;
+  std::vector<int> order_, at_;  // a topological order: places of groups, and the groups (-1: none) at the places
+  std::vector<int> marks_;
+  int mark_ = 0;
   std::unordered_map<BufferId, std::vector<int>> users_;
 };
 
