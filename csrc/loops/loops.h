@@ -278,6 +278,8 @@ int operand_count(ReduceKind k);
 /// Text form of docs/ir/loops.md; parse(print(p)) prints the same text.
 std::string print(const Program& p);
 std::string print(const Nest& n, const std::vector<Buffer>& buffers);
+/// The same with names that the caller gives.
+std::string print(const Nest& n, const std::function<std::string(BufferId)>& buffer_name);
 Program parse(std::string_view text);
 /// Throws InternalError on a malformed program: types, arities, use before definition or outside its stage's reach, an
 /// index that can leave its buffer.

@@ -106,7 +106,11 @@ std::string print_nest(const Nest& n, const std::function<std::string(BufferId)>
 }  // namespace
 
 std::string print(const Nest& n, const std::vector<Buffer>& buffers) {
-  return print_nest(n, [&](BufferId b) { return buffers.at(b).name; }, "");
+  return print(n, [&](BufferId b) { return buffers.at(b).name; });
+}
+
+std::string print(const Nest& n, const std::function<std::string(BufferId)>& buffer_name) {
+  return print_nest(n, buffer_name, "");
 }
 
 std::string print(const Program& p) {

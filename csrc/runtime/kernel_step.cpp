@@ -10,9 +10,10 @@
 namespace kiln::runtime {
 
 namespace {
-c10::SmallVector<void*, 24> pointers_of(const Frame& frame, const std::vector<Slot>& args) {
+c10::SmallVector<void*, 24> pointers_of(const Frame& frame, const std::vector<Slot>& args,
+                                        const std::vector<int64_t>& offsets) {
   c10::SmallVector<void*, 24> pointers(args.size());
-  for (size_t i = 0; i < args.size(); ++i) pointers[i] = frame.ptrs[args[i]];
+  for (size_t i = 0; i < args.size(); ++i) pointers[i] = static_cast<char*>(frame.ptrs[args[i]]) + offsets[i];
   return pointers;
 }
 int32_t call(const codegen::CompiledKernel& kernel, void* const* pointers, int64_t begin, int64_t end,
@@ -30,13 +31,13 @@ void KernelStep::run(Frame& frame) const {
 }
 
 void KernelStep::run_units(Frame& frame, int64_t begin, int64_t end, ScratchUser user) const {
-  const auto pointers = pointers_of(frame, args_);
+  const auto pointers = pointers_of(frame, args_, kernel_.offsets);
   if (const int32_t error = call(kernel_, pointers.data(), begin, end, user)) [[unlikely]]
     raise(error);
 }
 
 void KernelStep::run_parallel_units(Frame& frame, int64_t begin, int64_t end) const {
-  const auto pointers = pointers_of(frame, args_);
+  const auto pointers = pointers_of(frame, args_, kernel_.offsets);
   std::atomic<int32_t> first{0};
   run_parallel(end - begin, kernel_.grain, [&](int64_t from, int64_t to) {
     if (const int32_t e = call(kernel_, pointers.data(), begin + from, begin + to, ScratchUser::Step)) first = e;

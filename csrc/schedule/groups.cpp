@@ -118,23 +118,22 @@ class Grouper {
     }
   }
 
-  /// Marks what can be reached from `a` among the groups that stand before `b` in order_. Whether `b` can be reached
-  /// from one of them.
+  /// Whether a path leads from `a` to `b` over others. If not, marks what can be reached from `a` among the groups that
+  /// stand before `b` in order_.
   bool indirect_path(int a, int b) {
     ++mark_;
-    bool found = false;
     std::vector<int> work{a};
     while (!work.empty()) {
       const int g = work.back();
       work.pop_back();
       for (int s : succ_[g]) {
-        if (s == b && g != a) found = true;
+        if (s == b && g != a) return true;
         if (order_[s] >= order_[b] || marks_[s] == mark_) continue;
         marks_[s] = mark_;
         work.push_back(s);
       }
     }
-    return found;
+    return false;
   }
 
   /// Gives `y` a place in order_ that suits the edges of `first` as well, which the last indirect_path(first, second)

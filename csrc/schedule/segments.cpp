@@ -1,3 +1,4 @@
+#include <deque>
 #include <set>
 
 #include "base/error.h"
@@ -8,7 +9,7 @@
 namespace kiln::schedule {
 namespace {
 
-constexpr size_t kMostSegments = 512;
+constexpr size_t kMostSegments = 512, kMostHeads = 64;
 // Kernels that fill more than this much of the arena stay near their readers: both the memory and the caches.
 constexpr int64_t kLargeBytes = 1 << 20;
 constexpr int kNearSteps = 16;
@@ -17,13 +18,9 @@ constexpr int kNearSteps = 16;
 std::string segment_key(const Kernel& k, const std::vector<Buffer>& buffers) {
   const Nest& n = k.nest;
   if (!is_pointwise(n) || n.outer.size() > 1 || !k.segments.empty() || n.indirect_vars > 0) return "";
-  std::vector<Buffer> named = buffers;
   std::string head;
-  for (size_t a = 0; a < k.args.size(); ++a) {
-    Buffer& b = named[k.args[a].buffer];
-    b.name = "b" + std::to_string(a);
-    head += std::string(dtype_name(b.dtype)) + (k.args[a].read ? "r" : "") + (k.args[a].written ? "w " : " ");
-  }
+  for (const KernelArg& a : k.args)
+    head += std::string(dtype_name(buffers[a.buffer].dtype)) + (a.read ? "r" : "") + (a.written ? "w " : " ");
   for (ValueId id : n.stages[0].body) {
     const Inst& i = n.insts[id];
     if (i.op == Opcode::IndexValue || i.op == Opcode::InRange || i.op == Opcode::MaskedLoad) return "";
@@ -37,7 +34,10 @@ std::string segment_key(const Kernel& k, const std::vector<Buffer>& buffers) {
   Nest anonymous = n;
   anonymous.name.clear();
   std::fill(anonymous.extents.begin(), anonymous.extents.end(), 0);
-  return head + loops::print(anonymous, named);
+  return head + loops::print(anonymous, [&](BufferId b) {
+           const auto is_it = [b](const KernelArg& a) { return a.buffer == b; };
+           return "b" + std::to_string(std::find_if(k.args.begin(), k.args.end(), is_it) - k.args.begin());
+         });
 }
 
 /// Bytes of the arena that a kernel writes. A segment is computed when the first one is, so they are held for longer.
@@ -117,7 +117,7 @@ void join_segments(Plan& plan) {
     return false;
   };
   for (const std::string& key : order) {
-    std::vector<int> heads;  // kernels that take segments
+    std::deque<int> heads;  // kernels that take segments: the last ones, of a loop that was unrolled
     for (int s : by_key[key]) {
       bool joined = false;
       for (int h : heads) {
@@ -136,7 +136,9 @@ void join_segments(Plan& plan) {
         joined = true;
         break;
       }
-      if (!joined) heads.push_back(s);
+      if (joined) continue;
+      heads.push_back(s);
+      if (heads.size() > kMostHeads) heads.pop_front();
     }
   }
   // Kernels and steps anew, each as early as its position and its dependencies allow.

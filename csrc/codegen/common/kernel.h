@@ -10,9 +10,10 @@
 // The door to the code generators: scheduled kernels in, callable functions out.
 namespace kiln::codegen {
 
-/// Runs parallel units [begin, end) of a kernel. buffers[i] is the memory of Kernel::args[i]. `scratch` has
-/// CompiledKernel::scratch_bytes, 64-byte aligned, used by one thread at a time. Returns 0, or the error's number k:
-/// the program stops with CompiledKernel::errors[k - 1] (an IndexError, or a division by zero).
+/// Runs parallel units [begin, end) of a kernel. buffers[i] is the memory of Kernel::args[i], from
+/// CompiledKernel::offsets[i] on. `scratch` has CompiledKernel::scratch_bytes, 64-byte aligned, used by one thread at a
+/// time. Returns 0, or the error's number k: the program stops with CompiledKernel::errors[k - 1] (an IndexError, or a
+/// division by zero).
 using KernelFn = int32_t (*)(void* const* buffers, const int64_t* args, int64_t begin, int64_t end, void* scratch);
 
 /// Which part of a buffer each unit of a kernel loads: elements [first[u], last[u]], both rising with u.
@@ -23,11 +24,12 @@ struct UnitSpans {
 struct CompiledKernel {
   std::string name;
   KernelFn fn = nullptr;
-  std::vector<int64_t> args;  // passed to fn as they are
-  int64_t units = 0;          // the parallel domain is [0, units)
-  int64_t grain = 1;          // units that are worth a task of their own
-  int64_t scratch_bytes = 0;  // per thread
-  UnitSpans reads;            // of Kernel::streamed, if it has one; else, or if units do not read it in order, empty
+  std::vector<int64_t> args;     // passed to fn as they are
+  std::vector<int64_t> offsets;  // by pointer, in bytes
+  int64_t units = 0;             // the parallel domain is [0, units)
+  int64_t grain = 1;             // units that are worth a task of their own
+  int64_t scratch_bytes = 0;     // per thread
+  UnitSpans reads;               // of Kernel::streamed, if it has one; else, or if units do not read it in order, empty
   std::vector<std::string> errors;
   std::shared_ptr<const std::string> text;  // generated code, when asked for
   std::shared_ptr<void> owner;              // keeps the code mapped

@@ -263,7 +263,6 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
   const double unit_cost = std::max(1.0, point_cost(nest) * points);
   shape.grain = std::max<int64_t>(1, static_cast<int64_t>(160000.0 / unit_cost));
 
-  shape.scratch_offset.assign(buffers.size(), -1);
   const auto error = [&](const std::string& message) {
     if (std::find(shape.errors.begin(), shape.errors.end(), message) == shape.errors.end())
       shape.errors.push_back(message);
@@ -278,8 +277,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
           (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
         error(kDivisionByZero);
       if (i.buffer >= 0 && buffers.at(i.buffer).kind == loops::BufferKind::Scratch &&
-          shape.scratch_offset[i.buffer] < 0) {
-        shape.scratch_offset[i.buffer] = shape.scratch_bytes;
+          shape.scratch_offset.emplace(i.buffer, shape.scratch_bytes).second) {
         const int64_t bytes = buffers[i.buffer].numel * dtype_size(buffers[i.buffer].dtype);
         shape.scratch_bytes += (bytes + 63) / 64 * 64;
       }

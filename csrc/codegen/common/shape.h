@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ struct KernelShape {
   std::vector<int> unit_vars;   // and that it fixes, outermost first (then row blocks, cross blocks, blocks)
   int64_t units = 1;
   int64_t grain = 1;
-  std::vector<int64_t> scratch_offset;  // per program buffer: bytes into scratch, -1 for others
+  std::map<loops::BufferId, int64_t> scratch_offset;  // bytes into scratch, of buffers that lie there
   int64_t scratch_bytes = 0;
   bool segmented = false;
   std::vector<int64_t> args;        // segmented: count n, first unit of each segment and the total (n + 1), extents (n)

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/timer.h"
 #include "codegen/common/kernel.h"
+#include "codegen/common/offsets.h"
 #include "codegen/common/shape.h"
 #include "codegen/common/text.h"
 #include "codegen/llvm/emitter.h"
@@ -31,9 +32,10 @@ struct Group {
 
 }  // namespace
 
-std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& kernels,
+std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& scheduled,
                                          const std::vector<loops::Buffer>& buffers, const CompileOptions& options) {
   const int simd = options.simd_bits > 0 ? std::min(options.simd_bits, host_simd_bits()) : host_simd_bits();
+  std::vector<schedule::Kernel> kernels = scheduled;
   std::vector<CompiledKernel> out(kernels.size());
   std::vector<KernelShape> shapes(kernels.size());
   std::vector<Unique> uniques;
@@ -48,6 +50,7 @@ std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& ke
     c.errors = shapes[k].errors;
     c.args = shapes[k].args;
     c.reads = unit_spans(kernels[k], shapes[k]);
+    c.offsets = take_offsets(kernels[k], buffers);
     if (c.units == 0) continue;
     const auto [it, fresh] = by_text.try_emplace(canonical_text(kernels[k], buffers), static_cast<int>(uniques.size()));
     if (fresh) uniques.push_back({{}, "kernel_" + std::to_string(uniques.size()), nullptr});
@@ -134,7 +137,9 @@ std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& ke
 void run_serial(const CompiledKernel& kernel, void* const* buffers) {
   if (kernel.units == 0) return;
   void* scratch = kernel.scratch_bytes ? std::aligned_alloc(64, (kernel.scratch_bytes + 63) / 64 * 64) : nullptr;
-  const int32_t code = kernel.fn(buffers, kernel.args.data(), 0, kernel.units, scratch);
+  std::vector<void*> pointers(buffers, buffers + kernel.offsets.size());
+  for (size_t i = 0; i < pointers.size(); ++i) pointers[i] = static_cast<char*>(pointers[i]) + kernel.offsets[i];
+  const int32_t code = kernel.fn(pointers.data(), kernel.args.data(), 0, kernel.units, scratch);
   std::free(scratch);
   if (code != 0) throw loops::KernelError(kernel.errors.at(code - 1));
 }

@@ -48,10 +48,8 @@ void Emitter::emit(const std::string& symbol) {
   pointer_count_ = shape_.segmented ? kernel_.args.size() / kernel_.segments.size() : kernel_.args.size();
   for (size_t k = 0; k < pointer_count_; ++k) add_pointer(kernel_.args[k].buffer, nullptr, kernel_.args[k].written);
   if (!shape_.segmented) load_pointers(fn_->getArg(0));
-  for (size_t id = 0; id < shape_.scratch_offset.size(); ++id)
-    if (shape_.scratch_offset[id] >= 0)
-      add_pointer(static_cast<loops::BufferId>(id),
-                  b_.CreateConstGEP1_64(b_.getInt8Ty(), fn_->getArg(4), shape_.scratch_offset[id]), true);
+  for (const auto& [id, offset] : shape_.scratch_offset)
+    add_pointer(id, b_.CreateConstGEP1_64(b_.getInt8Ty(), fn_->getArg(4), offset), true);
   // But for the results in place, which lie in an input's memory.
   for (const schedule::KernelArg& a : kernel_.args)
     if (a.place >= 0) {

@@ -565,4 +565,32 @@ TEST(Llvm, EqualStructuresShareCode) {
   EXPECT_NE(kernels[0].fn, kernels[2].fn);
 }
 
+// The steps of a loop that was unrolled: each reads its part of a tensor, and one before it.
+TEST(Llvm, KernelsThatDifferInWhereTheyBeginShareCode) {
+  Program p;
+  const BufferId x = p.add_buffer("x", DType::Float32, 400, BufferKind::Input);
+  std::vector<BufferId> out;
+  for (int k = 0; k < 3; ++k)
+    out.push_back(p.add_buffer("y" + std::to_string(k), DType::Float32, 400, BufferKind::Output));
+  for (int k = 0; k < 3; ++k)
+    p.add_nest(loops::pointwise(
+        p.buffers, "n" + std::to_string(k), {100},
+        [&](loops::Ops& o, loops::Index i) {
+          const loops::Val here = o.load(x, i[0] + symbolic::Expr(100 * k + 1));
+          const loops::Val before =
+              o.masked_load(x, i[0] + symbolic::Expr(100 * k), o.in_range(i[0], 1, 100), o.constant(DType::Float32, 7));
+          return o.Sub(here, before);
+        },
+        {out[k], [k](loops::Index i) { return i[0] * symbolic::Expr(2) + symbolic::Expr(k); }}));
+  schedule::Options one_each;
+  one_each.fusion = false;
+  const schedule::Plan plan = schedule::make_plan(p, one_each);
+  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, {});
+  EXPECT_EQ(kernels[1].fn, kernels[2].fn);
+  EXPECT_NE(kernels[1].offsets, kernels[2].offsets);
+  Memory m(p.buffers);
+  for (int i = 0; i < 400; ++i) m.data<float>(x)[i] = static_cast<float>(i * i);
+  for (int bits : {512, 256, 128}) check_program(p, m, 0, one_each, bits);
+}
+
 }  // namespace kiln::testing
