@@ -65,6 +65,7 @@ struct RuleRow {
   const char* op;
   Rule rule;
 };
+std::span<const RuleRow> attention_rules();
 std::span<const RuleRow> linear_rules();
 std::span<const RuleRow> norm_rules();
 std::span<const RuleRow> loss_rules();

@@ -49,7 +49,7 @@ namespace {
 const std::unordered_map<graph::Op, Rule>& table() {
   static const auto* rules = [] {
     auto* t = new std::unordered_map<graph::Op, Rule>;
-    for (auto rows : {linear_rules(), norm_rules(), loss_rules(), misc_rules()})
+    for (auto rows : {attention_rules(), linear_rules(), norm_rules(), loss_rules(), misc_rules()})
       for (const RuleRow& row : rows) (*t)[graph::Op(row.op)] = row.rule;
     return t;
   }();

@@ -434,3 +434,46 @@ def test_what_an_attention_mask_is_for_is_asked_within_the_graph(training):
             torch.manual_seed(0)
             results.append(g(x, mask))
         assert_same(*results)
+
+
+def wide(module):
+    torch.manual_seed(0)
+    for p in module.parameters():
+        nn.init.normal_(p, std=0.2)
+    return module.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_encoder_layers_in_inference(activation, norm_first, dtype):
+    """PyTorch calls one operator for the layer then; with a mask it stays one."""
+    layer = nn.TransformerEncoderLayer(
+        24, 4, 40, batch_first=True, activation=activation, norm_first=norm_first, dtype=dtype
+    )
+    module = wide(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    x = torch.randn(2, 7, 24, dtype=dtype)
+    mask = torch.zeros(7, 7, dtype=torch.bool)
+    mask[2, 3] = True
+    with torch.no_grad():
+        expected, masked = module(x), module(x, mask=mask)
+        compiled = kiln.compile(module, fullgraph=True)
+        for want, options, whole in ((expected, {}, False), (masked, {"mask": mask}, True)):
+            with torch.profiler.profile() as profile:
+                assert_same(want, compiled(x, **options), rtol=1e-4, atol=1e-4)
+            assert whole == any(e.name == "aten::_transformer_encoder_layer_fwd" for e in profile.events())
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multihead_attention_in_inference(need_weights, average):
+    attention = wide(nn.MultiheadAttention(24, 4, batch_first=True))
+    x, y = torch.randn(2, 7, 24), torch.randn(2, 5, 24)
+
+    @torch.no_grad()
+    def f(x, y):
+        options = {"need_weights": need_weights, "average_attn_weights": average}
+        return attention(x, x, x, **options), attention(x, y, y, **options)
+
+    assert breaks(f, x, y) == 0
+    assert_same(f(x, y), kiln.compile(f)(x, y), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,110 @@
+// The operators that nn.TransformerEncoderLayer and nn.MultiheadAttention call in place of their own code in inference.
+// Spelled out, their products keep packed weights, and what stands between these fuses.
+#include "decompose/builder.h"
+
+namespace kiln::decompose {
+namespace {
+
+// Half types are rounded inside the operator where the calls that it stands for round elsewhere.
+bool is_exact(const Node& n) {
+  const TensorMeta& m = n.results[0];
+  return (m.dtype == DType::Float32 || m.dtype == DType::Float64) && m.dim() == 3 && m.numel() > 0;
+}
+
+/// x [B, L, E] times w [F, E] transposed, plus b [F].
+Value linear(Builder& b, Value x, Value w, Value bias) {
+  const Sizes s = x.meta().sizes;
+  const Value rows = b.view(x, {s[0] * s[1], s[2]});
+  const Value t = b.call("aten::permute", {w, Arg::ints({1, 0})});
+  return b.view(b.call("aten::addmm", {bias, rows, t, Arg(1), Arg(1)}), {s[0], s[1], w.meta().sizes[0]});
+}
+
+Value layer_norm(Builder& b, Value x, Value w, Value bias, const Arg& eps) {
+  return b.call("aten::native_layer_norm", {x, Arg::ints({x.meta().sizes[2]}), w, bias, eps});
+}
+
+struct Heads {
+  Value q, k, v;  // [B, H, L, D]
+};
+
+/// Queries, keys and values of x [B, L, E] from one product with w [3 E, E].
+Heads heads_of(Builder& b, Value x, Value w, Value bias, int64_t heads) {
+  const Sizes s = x.meta().sizes;
+  const Value all = b.view(linear(b, x, w, bias), {s[0], s[1], 3, heads, s[2] / heads});
+  const auto part = [&](int64_t i) {
+    return b.call("aten::permute", {b.call("aten::select.int", {all, Arg(2), Arg(i)}), Arg::ints({0, 2, 1, 3})});
+  };
+  return {part(0), part(1), part(2)};
+}
+
+/// [B, H, L, D] to [B, L, E], times the last projection.
+Value project(Builder& b, Value heads, Value w, Value bias) {
+  const Sizes s = heads.meta().sizes;
+  const Value lines = b.call("aten::permute", {heads, Arg::ints({0, 2, 1, 3})});
+  const Value dense = b.call("aten::clone", {lines, graph::MemoryFormat::Contiguous});
+  return linear(b, b.view(dense, {s[0], s[2], s[1] * s[3]}), w, bias);
+}
+
+Value attention(Builder& b, const Heads& h) {
+  return b.call("aten::_scaled_dot_product_flash_attention_for_cpu",
+                {h.q, h.k, h.v, Arg(0.0), Arg(false), Arg(), Arg()});
+}
+
+// (src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1,
+//  norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask, mask_type)
+bool encoder_layer(Builder& b, const Node& n, std::vector<Value>& out) {
+  if (!is_exact(n) || has(n, 18)) return false;
+  const auto value = [&](size_t i) { return n.arg(i).value(); };
+  const auto norm = [&](Value x, size_t weight) {
+    return layer_norm(b, x, value(weight), value(weight + 1), n.arg(9));
+  };
+  const bool before = n.arg(8).as<bool>();
+  const Value src = value(0);
+  const Heads heads = heads_of(b, before ? norm(src, 10) : src, value(3), value(4), n.arg(2).to_int());
+  Value x = b.add(project(b, attention(b, heads), value(5), value(6)), src);
+  if (!before) x = norm(x, 10);
+  Value y = linear(b, before ? norm(x, 12) : x, value(14), value(15));
+  y = n.arg(7).as<bool>() ? b.call("aten::gelu", {y, Arg("none")}) : b.call("aten::relu", {y});
+  x = b.add(linear(b, y, value(16), value(17)), x);
+  out = {before ? x : norm(x, 12)};
+  return true;
+}
+
+// (query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, need_weights,
+//  average_attn_weights, mask_type)
+bool multi_head_attention(Builder& b, const Node& n, std::vector<Value>& out) {
+  const auto value = [&](size_t i) { return n.arg(i).value(); };
+  if (!is_exact(n) || has(n, 9) || value(0) != value(1) || value(0) != value(2)) return false;
+  const int64_t heads = n.arg(4).to_int();
+  const Heads h = heads_of(b, value(0), value(5), value(6), heads);
+  Value weights, result;
+  if (n.arg(10).as<bool>()) {
+    const Sizes s = h.q.meta().sizes;
+    const Value t = b.call("aten::permute", {h.k, Arg::ints({0, 1, 3, 2})});
+    const double scale = 1 / std::sqrt(static_cast<double>(s[3]));
+    const auto matrices = [&](Value x) {
+      const Sizes m = x.meta().sizes;
+      return b.view(b.call("aten::clone", {x, graph::MemoryFormat::Contiguous}), {m[0] * m[1], m[2], m[3]});
+    };
+    const Value scores = b.call("aten::bmm", {matrices(b.mul(h.q, scale)), matrices(t)});
+    weights = b.call("aten::_softmax", {scores, Arg(2), Arg(false)});
+    result = b.view(b.call("aten::bmm", {weights, matrices(h.v)}), s);
+    weights = b.view(weights, {s[0], s[1], s[2], s[2]});
+    if (n.arg(11).as<bool>()) weights = b.div(b.sum(weights, {1}, false), static_cast<double>(heads));
+  } else {
+    result = attention(b, h);
+  }
+  out = {project(b, result, value(7), value(8)), weights};
+  return true;
+}
+
+const RuleRow kRows[] = {
+    {"aten::_transformer_encoder_layer_fwd", encoder_layer},
+    {"aten::_native_multi_head_attention", multi_head_attention},
+};
+
+}  // namespace
+
+std::span<const RuleRow> attention_rules() { return kRows; }
+
+}  // namespace kiln::decompose
