@@ -132,21 +132,23 @@ MemoryPlan plan_memory(const Plan& plan) {
   }
   // Largest first, each at the lowest offset free over its whole life.
   std::stable_sort(order.begin(), order.end(), [](const Block& a, const Block& b) { return a.bytes > b.bytes; });
-  std::vector<Block> placed;
+  struct Placed {
+    int64_t begin, end;
+    std::pair<int, int> live;
+  };
+  std::vector<Placed> placed;  // by where they begin
   for (const Block& x : order) {
-    std::vector<std::pair<int64_t, int64_t>> taken;
-    for (const Block& y : placed)
-      if (live[x.buffer].first <= live[y.buffer].second && live[y.buffer].first <= live[x.buffer].second)
-        taken.push_back({memory.offsets[y.buffer], memory.offsets[y.buffer] + y.bytes});
-    std::sort(taken.begin(), taken.end());
+    const auto [first, last] = live[x.buffer];
     int64_t at = 0;
-    for (const auto& [lo, hi] : taken) {
-      if (lo - at >= x.bytes) break;
-      at = std::max(at, hi);
+    for (const Placed& y : placed) {
+      if (first > y.live.second || y.live.first > last) continue;
+      if (y.begin - at >= x.bytes) break;
+      at = std::max(at, y.end);
     }
     memory.offsets[x.buffer] = at;
     memory.arena_bytes = std::max(memory.arena_bytes, at + x.bytes);
-    placed.push_back(x);
+    const auto behind = [](const Placed& y, int64_t begin) { return y.begin <= begin; };
+    placed.insert(std::lower_bound(placed.begin(), placed.end(), at, behind), {at, at + x.bytes, {first, last}});
   }
   for (size_t b = 0; b < place.size(); ++b) memory.offsets[b] = memory.offsets[place[b]];
   return memory;
