@@ -1,5 +1,6 @@
 #include "schedule/groups.h"
 
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -45,6 +46,7 @@ class Grouper {
   std::vector<Group> run() {
     make_groups();
     make_edges();
+    find_spine();
     if (options_.fusion)
       for (int rounds = 0; rounds < 2; ++rounds) {
         bool changed = false;
@@ -116,6 +118,38 @@ class Grouper {
       for (BufferId b : touches_[k].writes)
         if (users_[b].empty() || users_[b].back() != g) users_[b].push_back(g);
     }
+  }
+
+  /// Numbers a longest path of the graph, and tells for each group where one comes from it to the path first, and from
+  /// where on the path one last comes to it.
+  void find_spine() {
+    const size_t n = groups_.size();
+    std::vector<int> length(n, 0), next(n, -1), place(n, -1);
+    size_t at = 0;
+    for (size_t g = n; g-- > 0;) {
+      for (int s : succ_[g])
+        if (length[s] >= length[g]) length[g] = length[s] + 1, next[g] = s;
+      if (length[g] >= length[at]) at = g;
+    }
+    if (n > 0)
+      for (int g = static_cast<int>(at), k = 0; g >= 0; g = next[g]) place[g] = k++;
+    reaches_.assign(n, std::numeric_limits<int>::max());
+    reached_.assign(n, -1);
+    for (size_t g = n; g-- > 0;) {
+      if (place[g] >= 0) reaches_[g] = place[g];
+      for (int s : succ_[g]) reaches_[g] = std::min(reaches_[g], reaches_[s]);
+    }
+    for (size_t g = 0; g < n; ++g) {
+      if (place[g] >= 0) reached_[g] = place[g];
+      for (int p : pred_[g]) reached_[g] = std::max(reached_[g], reached_[p]);
+    }
+  }
+
+  /// Whether a long path leads from `a` to `b`, without walking it: the forward and the backward of one step of a loop
+  /// have the other steps between them.
+  bool far_apart(int a, int b) const {
+    constexpr int kLong = 64;  // more than one group holds of the path
+    return reaches_[a] < reached_[b] && reached_[b] - reaches_[a] > kLong;
   }
 
   /// Whether a path leads from `a` to `b` over others. If not, marks what can be reached from `a` among the groups that
@@ -204,7 +238,7 @@ class Grouper {
   /// Fuses x and y into y.
   bool try_fuse(int x, int y) {
     const int first = order_[x] < order_[y] ? x : y, second = first == x ? y : x;
-    if (indirect_path(first, second)) return false;
+    if (far_apart(first, second) || indirect_path(first, second)) return false;
     const int not_before = std::max(groups_[x].not_before, groups_[y].not_before);
     if (std::min(groups_[x].first_item, groups_[y].first_item) < not_before) return false;
     const bool turned = succ_[y].contains(x);
@@ -215,6 +249,8 @@ class Grouper {
     reorder(first, second, y);
     groups_[y].nest = std::move(*fused);
     groups_[y].not_before = not_before;
+    reaches_[y] = std::min(reaches_[x], reaches_[y]);
+    reached_[y] = std::max(reached_[x], reached_[y]);
     groups_[y].first_item = std::min(groups_[x].first_item, groups_[y].first_item);
     alive_[x] = false;
     for (int s : succ_[x]) {
@@ -292,6 +328,7 @@ class Grouper {
   std::vector<bool> alive_;
   std::vector<std::set<int>> succ_, pred_;
   std::vector<int> order_, at_;  // a topological order: places of groups, and the groups (-1: none) at the places
+  std::vector<int> reaches_, reached_;  // places on the longest path
   std::vector<int> marks_;
   int mark_ = 0;
   std::unordered_map<BufferId, std::vector<int>> users_;
