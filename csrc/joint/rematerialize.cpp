@@ -6,6 +6,7 @@
 
 #include "graph/infer.h"
 #include "graph/passes/passes.h"
+#include "graph/recompute.h"
 #include "ops/ops.h"
 
 namespace kiln::joint {
@@ -27,18 +28,9 @@ class Rematerializer {
   }
 
   bool run() {
-    bool changed = false;
-    for (Node* n : order_) {
-      if (!n->backward) continue;
-      for (Arg& a : n->args)
-        graph::for_each_value(a, [&](Value& v) {
-          const Value other = again(v, n);
-          changed |= other != v;
-          v = other;
-        });
-    }
-    g_.set_insert_point(nullptr);
-    return changed;
+    const auto again = [&](const Node* n) { return n->kind == NodeKind::Call && n->checkpoint && !kept_.contains(n); };
+    return graph::recompute_for_backward(
+        g_, again, [&](Value v, Node* before) { return v.node->checkpoint ? draw(v, before) : v; });
   }
 
  private:
@@ -57,57 +49,18 @@ class Rematerializer {
     }
   }
 
-  bool is_recomputed(Value v) const {
-    return v && v.node->kind == NodeKind::Call && v.node->checkpoint && !kept_.contains(v.node);
-  }
-
-  /// What a backward node reads in place of `v`. New nodes go before `before`.
-  Value again(Value v, Node* before) {
-    if (!is_recomputed(v)) return v && v.node->checkpoint ? draw(v, before) : v;
-    // What it takes and is not there yet, in the order of the graph.
-    std::vector<Node*> todo{v.node}, needed;
-    std::unordered_set<const Node*> seen{v.node};
-    while (!todo.empty()) {
-      Node* n = todo.back();
-      todo.pop_back();
-      if (copies_.contains(n)) continue;
-      needed.push_back(n);
-      for (const Arg& a : n->args)
-        graph::for_each_value(a, [&](Value x) {
-          if (is_recomputed(x) && seen.insert(x.node).second) todo.push_back(x.node);
-        });
-    }
-    std::sort(needed.begin(), needed.end(), [&](Node* a, Node* b) { return place_.at(a) < place_.at(b); });
-    for (Node* n : needed) {
-      std::vector<Arg> args = n->args;
-      for (Arg& a : args)
-        graph::for_each_value(a, [&](Value& x) {
-          x = is_recomputed(x) ? Value{copies_.at(x.node), x.index} : x && x.node->checkpoint ? draw(x, before) : x;
-        });
-      g_.set_insert_point(before);
-      Node* copy = g_.add_copy(*n, std::move(args));
-      copies_[n] = marked(copy);
-    }
-    return {copies_.at(v.node), v.index};
-  }
-
-  static Node* marked(Node* n) {
-    n->checkpoint = 0;
-    n->backward = n->recomputed = true;
-    return n;
-  }
-
   /// A kept value; of one that is 0 or 1 a byte is kept, and made a number again.
   Value draw(Value v, Node* before) {
     if (!v.node->op.name().starts_with("aten::bernoulli") || v.meta().dtype == DType::Bool) return v;
-    Node*& copy = copies_[v.node];
+    Node*& copy = draws_[v.node];
     if (!copy) {
       const size_t next = place_.at(v.node) + 1;
       g_.set_insert_point(next < order_.size() ? order_[next] : nullptr);
       const Value bits = graph::add_inferred(g_, graph::Op("aten::ne.Scalar"), {Arg(v), Arg(0)})->out();
       g_.set_insert_point(before);
-      copy = marked(graph::add_inferred(g_, graph::Op("aten::_to_copy"),
-                                        {Arg(bits), Arg(v.meta().dtype), Arg(), Arg(), Arg(), Arg(false), Arg()}));
+      copy = graph::add_inferred(g_, graph::Op("aten::_to_copy"),
+                                 {Arg(bits), Arg(v.meta().dtype), Arg(), Arg(), Arg(), Arg(false), Arg()});
+      copy->backward = copy->recomputed = true;
     }
     return copy->out();
   }
@@ -116,7 +69,7 @@ class Rematerializer {
   std::vector<Node*> order_;
   std::unordered_map<const Node*, size_t> place_;
   std::unordered_set<const Node*> kept_;
-  std::unordered_map<const Node*, Node*> copies_;
+  std::unordered_map<const Node*, Node*> draws_;  // kept as bools: what makes numbers of them
 };
 
 }  // namespace

@@ -45,6 +45,11 @@ struct StackGuard {
   ~StackGuard() { stack.clear(); }
 };
 
+void call_library(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
+  PoolForLibraries scope;
+  op.callBoxed(stack);
+}
+
 }  // namespace
 
 AtenStep::AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
@@ -110,10 +115,7 @@ void AtenStep::run(Frame& frame) const {
       stack[l.arg] = std::move(list);
     }
   }
-  {
-    PoolForLibraries scope;
-    op_.callBoxed(stack);
-  }
+  call_library(op_, stack);
   size_t r = 0;
   auto take = [&](at::Tensor t) {
     KILN_CHECK(r < results_.size(), "more results than expected from " + c10::toString(op_.operator_name()));
@@ -181,10 +183,7 @@ void AtenOutStep::run(Frame& frame) const {
   StackGuard guard{stack};
   stack.assign(template_.begin(), template_.end());
   for (const auto& [arg, slot] : tensors_) stack[arg] = frame.tensors[slot];
-  {
-    PoolForLibraries scope;
-    op_.callBoxed(stack);
-  }
+  call_library(op_, stack);
 }
 
 std::string AtenOutStep::describe(const Plan& plan) const {

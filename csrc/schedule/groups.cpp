@@ -46,13 +46,14 @@ class Grouper {
   std::vector<Group> run() {
     make_groups();
     make_edges();
-    find_spine();
-    if (options_.fusion)
+    if (options_.fusion) {
+      find_spine();
       for (int rounds = 0; rounds < 2; ++rounds) {
         bool changed = false;
         for (size_t g = 0; g < groups_.size(); ++g) changed |= absorb(static_cast<int>(g));
         if (!changed) break;
       }
+    }
     return in_order();
   }
 

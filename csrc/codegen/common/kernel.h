@@ -46,7 +46,7 @@ struct CompileOptions {
 
 /// Compiles kernels with LLVM, in this process. Kernels of one structure are compiled once; results in the order given.
 /// Thread-safe. Throws Unsupported for what no emitter handles (complex dtypes) and InternalError otherwise.
-std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& kernels,
+std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
                                          const std::vector<loops::Buffer>& buffers, const CompileOptions& options);
 
 /// The host's vector width in bits as kernels use it (512, 256 or 128).

@@ -32,10 +32,9 @@ struct Group {
 
 }  // namespace
 
-std::vector<CompiledKernel> compile_llvm(const std::vector<schedule::Kernel>& scheduled,
+std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
                                          const std::vector<loops::Buffer>& buffers, const CompileOptions& options) {
   const int simd = options.simd_bits > 0 ? std::min(options.simd_bits, host_simd_bits()) : host_simd_bits();
-  std::vector<schedule::Kernel> kernels = scheduled;
   std::vector<CompiledKernel> out(kernels.size());
   std::vector<KernelShape> shapes(kernels.size());
   std::vector<Unique> uniques;

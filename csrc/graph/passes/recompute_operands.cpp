@@ -2,6 +2,7 @@
 #include <unordered_set>
 
 #include "graph/passes/passes.h"
+#include "graph/recompute.h"
 #include "ops/ops.h"
 
 namespace kiln::graph {
@@ -21,29 +22,26 @@ int64_t bytes_of(const Value& v) { return v.meta().numel() * dtype_size(v.meta()
 class Recomputer {
  public:
   explicit Recomputer(Graph& g) : g_(g) {
-    for (const auto& n : g.nodes()) {
-      place_[n.get()] = order_.size();
-      order_.push_back(n.get());
-    }
     const auto leaves = [&](Value v) {
       for (; v; v = is_view(v.node) ? v.node->args[0].value() : Value{}) leaves_.insert(v.node);
     };
     for (const Arg& a : g.outputs()) for_each_value(a, leaves);
     for (const Mutation& m : g.mutations()) leaves(m.value);
-    for (Node* n : order_)
+    for (const auto& n : g.nodes())
       for (const Arg& a : n->args)
         for_each_value(a, [&](const Value& v) {
-          if (v) readers_[v.node].push_back(n);
+          if (v) readers_[v.node].push_back(n.get());
         });
   }
 
   bool run() {
-    for (Node* n : order_)
-      if (std::vector<Node*> again = operand_of_products(n); !again.empty()) chosen_.push_back({n, std::move(again)});
-    // From the last on: what an earlier one needs was computed again for a later one.
-    std::for_each(chosen_.rbegin(), chosen_.rend(), [&](auto& c) { recompute(c.first, std::move(c.second)); });
-    g_.set_insert_point(nullptr);
-    return !chosen_.empty();
+    std::unordered_set<const Node*> again;
+    for (const auto& n : g_.nodes()) {
+      // Views by which products read what is computed again are taken anew, too.
+      if (is_view(n.get()) && again.contains(n->args[0].value().node)) again.insert(n.get());
+      for (const Node* made : operand_of_products(n.get())) again.insert(made);
+    }
+    return recompute_for_backward(g_, [&](const Node* n) { return again.contains(n); });
   }
 
  private:
@@ -84,7 +82,7 @@ class Recomputer {
                                                [&](const Node* r) { return is_view(r) ? is_kept(r) : r->backward; });
   }
 
-  /// If `n` is worth computing again: the nodes that do it, in order.
+  /// If `n` is worth computing again: the nodes that do it.
   std::vector<Node*> operand_of_products(Node* n) const {
     if (n->backward || !is_cheap(n) || is_view(n) || bytes_of(n->out()) < kLarge || leaves_.contains(n)) return {};
     if (!only_products_read(n)) return {};
@@ -106,62 +104,12 @@ class Recomputer {
           if (seen.insert(v.node).second) todo.push_back(v.node);
         });
     }
-    if (!ok) return {};
-    std::sort(nodes.begin(), nodes.end(), [&](Node* a, Node* b) { return place_.at(a) < place_.at(b); });
-    return nodes;
+    return ok ? nodes : std::vector<Node*>();
   }
-
-  void recompute(Node* n, std::vector<Node*> nodes) {
-    // The views that products read it by are taken anew, too.
-    std::vector<std::pair<Node*, Node*>> reads;  // (product, what it reads)
-    std::vector<Node*> todo{n};
-    while (!todo.empty()) {
-      Node* from = todo.back();
-      todo.pop_back();
-      for (Node* r : readers_[from])
-        if (is_view(r))
-          todo.push_back(r);
-        else if (r->backward)
-          reads.push_back({r, from});
-    }
-    Node* before = std::min_element(reads.begin(), reads.end(), [&](const auto& a, const auto& b) {
-                     return place_.at(a.first) < place_.at(b.first);
-                   })->first;
-    for (const auto& [product, from] : reads)
-      for (Node* v = from; v != n; v = v->args[0].value().node) nodes.push_back(v);
-    std::sort(nodes.begin(), nodes.end(), [&](Node* a, Node* b) { return place_.at(a) < place_.at(b); });
-    const auto renew = [&](Node* reader, Value& v) {
-      const auto it = copies_.find(v ? v.node : nullptr);
-      if (it != copies_.end() && it->second.place <= place_.at(reader)) v.node = it->second.node;
-    };
-    g_.set_insert_point(before);
-    for (Node* from : nodes) {
-      Copy& copy = copies_[from];
-      if (copy.node && copy.place <= place_.at(before)) continue;
-      std::vector<Arg> args = from->args;
-      for (Arg& a : args) for_each_value(a, [&](Value& v) { renew(before, v); });
-      copy = {g_.add_copy(*from, std::move(args)), place_.at(before)};
-      copy.node->backward = copy.node->recomputed = true;
-    }
-    for (const auto& [product, from] : reads)
-      for (Arg& a : product->args)
-        for_each_value(a, [&, f = from](Value& v) {
-          if (v.node == f) v.node = copies_.at(f).node;
-        });
-  }
-
-  struct Copy {
-    Node* node = nullptr;
-    size_t place = 0;  // of the node that it stands before
-  };
 
   Graph& g_;
-  std::vector<Node*> order_;
-  std::unordered_map<const Node*, size_t> place_;
   std::unordered_map<const Node*, std::vector<Node*>> readers_;
   std::unordered_set<const Node*> leaves_;  // what leaves the graph
-  std::vector<std::pair<Node*, std::vector<Node*>>> chosen_;
-  std::unordered_map<const Node*, Copy> copies_;
 };
 
 }  // namespace
