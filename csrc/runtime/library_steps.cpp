@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/options.h"
 #include "graph/convolution.h"
 #include "runtime/arena.h"
 #include "runtime/attention/attention.h"
@@ -213,7 +214,8 @@ std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, co
                           graph::setting_of(pad, 1),
                           graph::setting_of(dilation, 0),
                           graph::setting_of(dilation, 1),
-                          groups};
+                          groups,
+                          !pass_disabled("plan.winograd")};
   return conv::supported(shape) ? std::optional(shape) : std::nullopt;
 }
 

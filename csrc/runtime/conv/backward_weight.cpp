@@ -5,6 +5,8 @@
 
 #include "runtime/conv/depthwise.h"
 #include "runtime/conv/image.h"
+#include "runtime/conv/weight_rows.h"
+#include "runtime/conv/winograd.h"
 #include "runtime/gemm/ahead.h"
 #include "runtime/gemm/kernels.h"
 
@@ -176,37 +178,6 @@ struct Cut {
   int64_t first_panel(int64_t column_task) const { return column_task * panels / column_tasks; }
   int64_t first_block(int64_t split) const { return split * blocks / splits; }
 };
-int64_t weight_floats(const Shape& s) { return round_up(s.taps() * s.ci * s.co, 16); }
-
-/// A row of a sum of products, and where in the gradient it goes: the place of its first element.
-struct SumRow {
-  int64_t place;
-  const float* data;
-};
-
-/// Writes `rows`, sorted by place, as columns: element j of a row to to[place + j * step].
-void write_columns(const std::vector<SumRow>& rows, int64_t cols, float* to, int64_t step) {
-  const int64_t count = static_cast<int64_t>(rows.size());
-  alignas(64) float square[16 * 16];
-  for (int64_t j = 0; j < cols; j += 16) {
-    const int64_t width = std::min<int64_t>(16, cols - j);
-    float* const out = to + j * step;
-    // The lines that are written next: the wait for the right to write to them passes meanwhile.
-    for (int64_t v = 16; v < std::min<int64_t>(32, cols - j); ++v)
-      for (int64_t r = 0; r < count; r += 16) __builtin_prefetch(out + rows[r].place + v * step, 1);
-    for (int64_t r = 0; r < count;) {
-      // Places of one row of the gradient that lie side by side are written at once.
-      if (gemm::has_avx512() && width == 16 && r + 16 <= count && rows[r + 15].place == rows[r].place + 15) {
-        for (int64_t q = 0; q < 16; ++q) std::memcpy(square + q * 16, rows[r + q].data + j, 64);
-        gemm::transpose16(square, 16, out + rows[r].place, step);
-        r += 16;
-        continue;
-      }
-      for (int64_t v = 0; v < width; ++v) out[rows[r].place + v * step] = rows[r].data[j + v];
-      ++r;
-    }
-  }
-}
 
 /// Kernels of one element, with a gradient that is large for the pixels that it sums up: the plain product
 /// transposed(dy) x, or its transpose, is that in place. With many pixels, copying dy for that costs more than it wins.
@@ -227,11 +198,12 @@ bool is_turned(const Shape& s) { return s.co < 8 && s.ci > s.co && s.taps() > 1 
 int64_t backward_weight_workspace(const Shape& s, int threads) {
   if (is_depthwise(s)) return backward_weight_depthwise_workspace(s, threads);
   if (is_turned(s)) return backward_weight_workspace(turned(s), threads);
+  if (prefers_winograd(s, false)) return backward_weight_winograd_workspace(s, threads);
   if (is_product(s))
     return input_floats(s) +
            std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, {nullptr, s.ci, 1}, threads),
                     gemm::workspace_floats(s.ci, s.co, s.outputs(), {nullptr, 1, s.ci}, {nullptr, s.co, 1}, threads));
-  return frame_floats(s) + weight_floats(s) * (Cut(s, threads).splits - 1);
+  return frame_floats(s) + partial_floats(s) * (Cut(s, threads).splits - 1);
 }
 
 void backward_weight(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
@@ -245,6 +217,8 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
   }
   if (is_turned(s))
     return backward_weight(turned(s), dy, x, dweight + last_tap(s, ws), turned(ws), workspace, parallel, threads);
+  if (prefers_winograd(s, false))
+    return backward_weight_winograd(s, x, dy, dweight, ws, workspace, parallel, threads);
   if (is_product(s)) {
     float* const input = workspace;
     if (input_floats(s)) {
@@ -324,18 +298,10 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
         const int64_t kh = tap / image.taps_w, kw = tap % image.taps_w + (c0 + c) / s.ci;
         rows.push_back({i * ws.i + kh * ws.h + kw * ws.w - low, sums + (tap * channels + c) * ld});
       }
-    std::sort(rows.begin(), rows.end(), [](const SumRow& a, const SumRow& b) { return a.place < b.place; });
-    float* const to = split == 0 ? dweight : partial + (split - 1) * weight_floats(s);
+    float* const to = split == 0 ? dweight : partial + (split - 1) * partial_floats(s);
     write_columns(rows, cols, to + j0 * ws.o, ws.o);
   });
-  if (cut.splits == 1) return;
-  parallel(ceil_div(size, 4096), [&](int64_t piece) {
-    const int64_t end = std::min(size, (piece + 1) * 4096);
-    for (int64_t split = 1; split < cut.splits; ++split) {
-      const float* from = partial + (split - 1) * weight_floats(s);
-      for (int64_t q = piece * 4096; q < end; ++q) dweight[q] += from[q];
-    }
-  });
+  add_partials(s, partial, cut.splits, dweight, parallel);
 }
 
 }  // namespace kiln::runtime::conv

@@ -5,6 +5,7 @@
 #include "runtime/conv/depthwise.h"
 #include "runtime/conv/image.h"
 #include "runtime/conv/narrow.h"
+#include "runtime/conv/winograd.h"
 #include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::conv {
@@ -180,16 +181,21 @@ gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, 
 
 bool supported(const Shape& s) { return gemm::supported() && (s.groups == 1 || is_depthwise(s)); }
 
-int64_t packed_weight_floats(const Shape& s) { return gemm::packed_floats(s.taps() * s.ci, s.co); }
+int64_t packed_weight_floats(const Shape& s) {
+  return prefers_winograd(s, true) ? winograd_weight_floats(s) : gemm::packed_floats(s.taps() * s.ci, s.co);
+}
 bool worth_packing(const Shape& s) { return s.groups == 1 && !narrow_forward(s); }
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const Parallel& parallel) {
+  if (prefers_winograd(s, true)) return transform_weight_winograd(s, weight, ws, packed, parallel);
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
 }
 
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) {
-  return is_depthwise(s) ? s.taps() * s.ci : frame_floats(s) + packed_weight_floats(s);
+  if (is_depthwise(s)) return s.taps() * s.ci;
+  if (prefers_winograd(s, false)) return winograd_weight_floats(s);
+  return frame_floats(s) + gemm::packed_floats(s.taps() * s.ci, s.co);
 }
 
 namespace {
@@ -261,14 +267,21 @@ gemm::RowPointers forward_rows(const Shape& s, const Image& image) {
         {tap / image.taps_w * s.dilation_h - image.pad_h, tap % image.taps_w * s.dilation_w - image.pad_w});
   return row_pointers(std::move(reading));
 }
+
+/// y = A B over all taps, B from pack_forward.
+void multiply_taps(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
+                   float* frame, const Parallel& parallel, int threads) {
+  const Image image = image_of(s, x, frame, parallel);
+  gemm::multiply_indirect(s.outputs(), depths_of(s), forward_rows(s, image), PackedB(s.co), packed, pixels_of(y, s.co),
+                          epilogue, parallel, threads);
+}
 }  // namespace
 
 void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
                     float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
-  const Image image = image_of(s, x, workspace, parallel);
-  gemm::multiply_indirect(s.outputs(), depths_of(s), forward_rows(s, image), PackedB(s.co), packed, pixels_of(y, s.co),
-                          epilogue, parallel, threads);
+  if (prefers_winograd(s, true)) return forward_winograd(s, x, packed, epilogue, y, parallel, threads);
+  multiply_taps(s, x, packed, epilogue, y, workspace, parallel, threads);
 }
 
 void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
@@ -276,10 +289,14 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
   if (s.outputs() == 0 || s.co == 0) return;
   if (is_depthwise(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
   if (narrow_forward(s)) return forward_narrow(s, x, weight, ws, epilogue.bias, y, workspace, parallel, threads);
+  if (prefers_winograd(s, false)) {
+    transform_weight_winograd(s, weight, ws, workspace, parallel);
+    return forward_winograd(s, x, workspace, epilogue, y, parallel, threads);
+  }
   if (joins_taps(s) || !gemm::packs_by_panel(s.co, s.taps() * s.ci, s.n * s.h * s.w * s.ci, threads)) {
     float* const packed = workspace + frame_floats(s);
-    pack_weight(s, weight, ws, packed, parallel);
-    return forward_packed(s, x, packed, epilogue, y, workspace, parallel, threads);
+    pack_forward(s, depths_of(s), weight, ws, packed, parallel);
+    return multiply_taps(s, x, packed, epilogue, y, workspace, parallel, threads);
   }
   const bool taps_inside = is_row_major(s, ws) && s.taps() <= kMostTapsInside;
   const Depths depths = taps_inside ? Depths::taps_inside(s.taps(), s.ci) : depths_of(s);
@@ -289,8 +306,10 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
 }
 
 namespace {
-/// Few output channels are short runs, one for each tap; forward() joins them.
-bool is_turned(const Shape& s) { return can_turn(s) && joins_taps(turned(s)); }
+/// Few output channels are short runs, one for each tap, which forward() joins; or it has another form.
+bool is_turned(const Shape& s) {
+  return can_turn(s) && (joins_taps(turned(s)) || prefers_winograd(turned(s), false));
+}
 }  // namespace
 
 int64_t backward_input_workspace(const Shape& s) {

@@ -4,7 +4,8 @@
 #include "runtime/gemm/gemm.h"
 
 // Two-dimensional convolution of float32 channels-last data and its two gradients, as indirect matrix products
-// (gemm::multiply_indirect): no im2col buffer, no reordering of activations.
+// (gemm::multiply_indirect): no im2col buffer, no reordering of activations. Kernels of 3 x 3 with steps of one take
+// fewer multiplications (winograd.h), channels of their own and few results other forms (depthwise.h, narrow.h).
 namespace kiln::runtime::conv {
 
 /// x: [n, h, w, ci], y: [n, oh, ow, co], dense (the memory of a channels-last NCHW tensor).
@@ -12,6 +13,7 @@ struct Shape {
   int64_t n, ci, h, w, co, kh, kw, oh, ow;
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int64_t groups = 1;
+  bool winograd = true;  // whether that form may serve, which rounds otherwise
   int64_t taps() const { return kh * kw; }
   int64_t outputs() const { return n * oh * ow; }
 };

@@ -1,0 +1,29 @@
+#pragma once
+#include "runtime/conv/conv.h"
+
+// Convolutions with kernels of 3 x 3 and steps of one by Winograd's minimal filtering: four results that lie in a
+// square take 16 multiplications rather than 36. Their input, a patch of 4 x 4 pixels, and the kernel are transformed,
+// by additions almost alone; for each of the 16 places of a patch the results are a plain product over channels; and
+// these are transformed back. F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
+// arXiv:1509.09308, 2015. Rounding is that of a direct sum or less: sums are shorter by the factor of nine, and no
+// factor is larger than one. Larger squares would save more, and lose digits.
+namespace kiln::runtime::conv {
+
+/// Whether that is better than forward()'s product over all taps. `packed`: the weight is transformed once for many
+/// calls.
+bool prefers_winograd(const Shape& s, bool packed);
+
+/// The transformed weight, as pack_weight's: so many floats, 64-byte aligned.
+int64_t winograd_weight_floats(const Shape& s);
+void transform_weight_winograd(const Shape& s, const float* weight, const WeightStrides& ws, float* transformed,
+                               const gemm::Parallel& parallel);
+/// As forward_packed, without a workspace.
+void forward_winograd(const Shape& s, const float* x, const float* transformed, const gemm::Epilogue& epilogue,
+                      float* y, const gemm::Parallel& parallel, int threads);
+
+/// As backward_weight.
+void backward_weight_winograd(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
+                              float* workspace, const gemm::Parallel& parallel, int threads);
+int64_t backward_weight_winograd_workspace(const Shape& s, int threads);
+
+}  // namespace kiln::runtime::conv
