@@ -198,7 +198,7 @@ bool is_turned(const Shape& s) { return s.co < 8 && s.ci > s.co && s.taps() > 1 
 int64_t backward_weight_workspace(const Shape& s, int threads) {
   if (is_depthwise(s)) return backward_weight_depthwise_workspace(s, threads);
   if (is_turned(s)) return backward_weight_workspace(turned(s), threads);
-  if (prefers_winograd(s, false)) return backward_weight_winograd_workspace(s, threads);
+  if (prefers_winograd(s, Weight::Wanted)) return backward_weight_winograd_workspace(s, threads);
   if (is_product(s))
     return input_floats(s) +
            std::max(gemm::workspace_floats(s.co, s.ci, s.outputs(), {nullptr, 1, s.co}, {nullptr, s.ci, 1}, threads),
@@ -217,7 +217,7 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
   }
   if (is_turned(s))
     return backward_weight(turned(s), dy, x, dweight + last_tap(s, ws), turned(ws), workspace, parallel, threads);
-  if (prefers_winograd(s, false))
+  if (prefers_winograd(s, Weight::Wanted))
     return backward_weight_winograd(s, x, dy, dweight, ws, workspace, parallel, threads);
   if (is_product(s)) {
     float* const input = workspace;

@@ -182,19 +182,19 @@ gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, 
 bool supported(const Shape& s) { return gemm::supported() && (s.groups == 1 || is_depthwise(s)); }
 
 int64_t packed_weight_floats(const Shape& s) {
-  return prefers_winograd(s, true) ? winograd_weight_floats(s) : gemm::packed_floats(s.taps() * s.ci, s.co);
+  return prefers_winograd(s, Weight::Kept) ? winograd_weight_floats(s) : gemm::packed_floats(s.taps() * s.ci, s.co);
 }
 bool worth_packing(const Shape& s) { return s.groups == 1 && !narrow_forward(s); }
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const Parallel& parallel) {
-  if (prefers_winograd(s, true)) return transform_weight_winograd(s, weight, ws, packed, parallel);
+  if (prefers_winograd(s, Weight::Kept)) return transform_weight_winograd(s, weight, ws, packed, parallel);
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
 }
 
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) {
   if (is_depthwise(s)) return s.taps() * s.ci;
-  if (prefers_winograd(s, false)) return winograd_weight_floats(s);
+  if (prefers_winograd(s, Weight::Given)) return winograd_weight_floats(s);
   return frame_floats(s) + gemm::packed_floats(s.taps() * s.ci, s.co);
 }
 
@@ -280,7 +280,7 @@ void multiply_taps(const Shape& s, const float* x, const float* packed, const ge
 void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
                     float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
-  if (prefers_winograd(s, true)) return forward_winograd(s, x, packed, epilogue, y, parallel, threads);
+  if (prefers_winograd(s, Weight::Kept)) return forward_winograd(s, x, packed, epilogue, y, parallel, threads);
   multiply_taps(s, x, packed, epilogue, y, workspace, parallel, threads);
 }
 
@@ -289,7 +289,7 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
   if (s.outputs() == 0 || s.co == 0) return;
   if (is_depthwise(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
   if (narrow_forward(s)) return forward_narrow(s, x, weight, ws, epilogue.bias, y, workspace, parallel, threads);
-  if (prefers_winograd(s, false)) {
+  if (prefers_winograd(s, Weight::Given)) {
     transform_weight_winograd(s, weight, ws, workspace, parallel);
     return forward_winograd(s, x, workspace, epilogue, y, parallel, threads);
   }
@@ -308,7 +308,7 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
 namespace {
 /// Few output channels are short runs, one for each tap, which forward() joins; or it has another form.
 bool is_turned(const Shape& s) {
-  return can_turn(s) && (joins_taps(turned(s)) || prefers_winograd(turned(s), false));
+  return can_turn(s) && (joins_taps(turned(s)) || prefers_winograd(turned(s), Weight::Given));
 }
 }  // namespace
 

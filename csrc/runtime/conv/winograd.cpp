@@ -208,18 +208,16 @@ void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const 
   for (int64_t place = 0; place < kPlaces; ++place)
     for (const Depths::Block& block : depths.blocks)
       for (int64_t panel = 0; panel < layout.panels(); ++panel) {
-        const int64_t width = layout.width(panel), mr = gemm::tile_rows_for(width);
+        const int64_t width = layout.width(panel), columns = layout.columns(panel), mr = gemm::tile_rows_for(width);
         const float* const b = transformed + place * weight_step + layout.at(block, panel);
-        for (int64_t i = 0; i < tiles; i += mr) {
-          const int64_t rows = std::min(mr, tiles - i);
+        const float* a = scratch.in + place * scratch.in_place + block.k;
+        float* c = scratch.out + place * scratch.out_place + layout.first_column(panel);
+        for (int64_t left = tiles; left > 0; left -= mr) {
+          const int64_t rows = std::min(mr, left);
           const float* a_rows[gemm::kMaxTileRows];
           float* c_rows[gemm::kMaxTileRows];
-          for (int64_t r = 0; r < rows; ++r) {
-            a_rows[r] = scratch.in + place * scratch.in_place + (i + r) * scratch.in_row + block.k;
-            c_rows[r] = scratch.out + place * scratch.out_place + (i + r) * scratch.out_row + layout.first_column(panel);
-          }
-          gemm::micro_for(rows, width)({1, &block.depth, a_rows, 1}, b,
-                                       {c_rows, layout.columns(panel), nullptr, block.k > 0});
+          for (int64_t r = 0; r < rows; ++r, a += scratch.in_row, c += scratch.out_row) a_rows[r] = a, c_rows[r] = c;
+          gemm::micro_for(rows, width)({1, &block.depth, a_rows, 1}, b, {c_rows, columns, nullptr, block.k > 0});
         }
       }
 }
@@ -241,15 +239,17 @@ void write(const Shape& s, const Tiling& tiling, const Scratch& scratch, const g
 
 }  // namespace
 
-bool prefers_winograd(const Shape& s, bool packed) {
+bool prefers_winograd(const Shape& s, Weight weight) {
   if (!s.winograd || s.groups != 1 || s.kh != 3 || s.kw != 3 || s.stride_h != 1 || s.stride_w != 1 ||
       s.dilation_h != 1 || s.dilation_w != 1)
     return false;
   // The transforms of pixels are work for each channel, the multiplications they save for each pair of channels; that
   // of the weight is for each pair as well, and must be made up for by the number of tiles. Tiles that reach over the
   // border have results that are not wanted.
-  const int64_t tiles = Tiling(s).tiles();
-  return std::min(s.ci, s.co) >= 32 && tiles >= (packed ? 24 : 128) && 4 * kPlaces * tiles <= 3 * s.taps() * s.outputs();
+  constexpr int64_t kFewestChannels = 16;
+  const int64_t fewest_tiles = weight == Weight::Kept ? 12 : weight == Weight::Given ? 48 : 16, tiles = Tiling(s).tiles();
+  return std::min(s.ci, s.co) >= kFewestChannels && tiles >= fewest_tiles &&
+         4 * kPlaces * tiles <= 3 * s.taps() * s.outputs();
 }
 
 int64_t winograd_weight_floats(const Shape& s) { return kPlaces * gemm::packed_floats(s.ci, s.co); }

@@ -9,9 +9,10 @@
 // factor is larger than one. Larger squares would save more, and lose digits.
 namespace kiln::runtime::conv {
 
-/// Whether that is better than forward()'s product over all taps. `packed`: the weight is transformed once for many
-/// calls.
-bool prefers_winograd(const Shape& s, bool packed);
+/// What becomes of the weight: it is transformed once for many calls, or in each call, or is the result.
+enum class Weight : uint8_t { Kept, Given, Wanted };
+/// Whether that is better than products over all taps.
+bool prefers_winograd(const Shape& s, Weight weight);
 
 /// The transformed weight, as pack_weight's: so many floats, 64-byte aligned.
 int64_t winograd_weight_floats(const Shape& s);

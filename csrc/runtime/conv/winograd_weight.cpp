@@ -3,6 +3,7 @@
 #include "runtime/conv/image.h"
 #include "runtime/conv/weight_rows.h"
 #include "runtime/conv/winograd_tiles.h"
+#include "runtime/gemm/ahead.h"
 
 // The gradient of a weight in Winograd's form, the adjoint of the forward one: with the gradient of the output
 // transformed as products are transformed back, for each place of a patch the sum over tiles of input times gradient is
@@ -143,7 +144,7 @@ class Task {
     for (int64_t tile = begin; tile < end; tile += Cut::kAtOnce) {
       const int64_t count = std::min(Cut::kAtOnce, end - tile);
       fill(tile, count);
-      multiply(count, tile > begin);
+      multiply(count, tile > begin, tile + count, std::min(Cut::kAtOnce, end - tile - count));
     }
     for (int64_t c = 0; c < channels_; ++c)
       transform({sums_ + c * width_, sum_step_, taps_ + c * width_, sum_step_}, width_);
@@ -176,10 +177,24 @@ class Task {
       transform(square, cols_);
     }
   }
-  void multiply(int64_t count, bool accumulate) {
-    const int64_t mr = gemm::tile_rows_for(width_);
+  /// Meanwhile asks for what the `next` tiles are made of.
+  void multiply(int64_t count, bool accumulate, int64_t first_next, int64_t next) {
+    const int64_t mr = gemm::tile_rows_for(width_), pieces = kPlaces * ceil_div(channels_, mr);
+    gemm::Ahead input, output;
+    if (next > 0) {
+      const Place from(tiling_, first_next), to(tiling_, first_next + next - 1);
+      const auto rows = [&](int64_t height, int64_t pad, int64_t reach) {
+        const int64_t first = from.n * height + std::clamp<int64_t>(from.h - pad, 0, height);
+        return std::pair(first, to.n * height + std::clamp<int64_t>(to.h - pad + reach, 0, height) - first);
+      };
+      const auto [x_row, x_rows] = rows(s_.h, s_.pad_h, 4);
+      const auto [y_row, y_rows] = rows(s_.oh, 0, 2);
+      input = gemm::Ahead(x_ + x_row * s_.w * s_.ci + c0_, x_rows * s_.w, s_.ci, channels_, pieces);
+      output = gemm::Ahead(dy_ + y_row * s_.ow * s_.co + j0_, y_rows * s_.ow, s_.co, cols_, pieces);
+    }
     for (int64_t place = 0; place < kPlaces; ++place)
       for (int64_t c = 0; c < channels_; c += mr) {
+        input.ask(), output.ask();
         const int64_t rows = std::min(mr, channels_ - c);
         const float* a_rows[gemm::kMaxTileRows];
         float* c_rows[gemm::kMaxTileRows];
