@@ -18,7 +18,6 @@ void write_columns(std::vector<SumRow>& rows, int64_t cols, float* to, int64_t s
 /// Of a sum over a part of the pixels, laid out as the gradient is.
 int64_t partial_floats(const Shape& s);
 /// Adds the sums over all parts but the first, which is in dweight.
-void add_partials(const Shape& s, const float* partials, int64_t parts, float* dweight,
-                  const gemm::Parallel& parallel);
+void add_partials(const Shape& s, const float* partials, int64_t parts, float* dweight, const gemm::Parallel& parallel);
 
 }  // namespace kiln::runtime::conv

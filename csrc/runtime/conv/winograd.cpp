@@ -174,7 +174,9 @@ class Scratch {
  public:
   Scratch(const Shape& s, int64_t tiles)
       // One line more, so that places do not lie behind each other in a cache's way.
-      : in_row(s.ci), out_row(round_up(s.co, 16)), in_place(round_up(tiles * in_row, 16) + 16),
+      : in_row(s.ci),
+        out_row(round_up(s.co, 16)),
+        in_place(round_up(tiles * in_row, 16) + 16),
         out_place(tiles * out_row + 16) {
     const int64_t need = kPlaces * (in_place + out_place) + round_up(s.ci, 16) + out_row + 16;
     if (static_cast<int64_t>(memory.size()) < need) memory.resize(need);
@@ -203,6 +205,10 @@ void fill(const Shape& s, const Tiling& tiling, const float* x, int64_t begin, i
   }
 }
 
+/// So many channels are summed up in registers: the error of a sum grows with its length, and that of sums of sums with
+/// the longest of them.
+constexpr int64_t kSummed = 256;
+
 void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const float* transformed, int64_t weight_step,
               const Scratch& scratch) {
   for (int64_t place = 0; place < kPlaces; ++place)
@@ -210,14 +216,18 @@ void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const 
       for (int64_t panel = 0; panel < layout.panels(); ++panel) {
         const int64_t width = layout.width(panel), columns = layout.columns(panel), mr = gemm::tile_rows_for(width);
         const float* const b = transformed + place * weight_step + layout.at(block, panel);
-        const float* a = scratch.in + place * scratch.in_place + block.k;
-        float* c = scratch.out + place * scratch.out_place + layout.first_column(panel);
-        for (int64_t left = tiles; left > 0; left -= mr) {
-          const int64_t rows = std::min(mr, left);
-          const float* a_rows[gemm::kMaxTileRows];
-          float* c_rows[gemm::kMaxTileRows];
-          for (int64_t r = 0; r < rows; ++r, a += scratch.in_row, c += scratch.out_row) a_rows[r] = a, c_rows[r] = c;
-          gemm::micro_for(rows, width)({1, &block.depth, a_rows, 1}, b, {c_rows, columns, nullptr, block.k > 0});
+        for (int64_t k = 0; k < block.depth; k += kSummed) {
+          const int64_t depth = std::min(kSummed, block.depth - k);
+          const float* a = scratch.in + place * scratch.in_place + block.k + k;
+          float* c = scratch.out + place * scratch.out_place + layout.first_column(panel);
+          for (int64_t left = tiles; left > 0; left -= mr) {
+            const int64_t rows = std::min(mr, left);
+            const float* a_rows[gemm::kMaxTileRows];
+            float* c_rows[gemm::kMaxTileRows];
+            for (int64_t r = 0; r < rows; ++r, a += scratch.in_row, c += scratch.out_row) a_rows[r] = a, c_rows[r] = c;
+            gemm::micro_for(rows, width)({1, &depth, a_rows, 1}, b + k * width,
+                                         {c_rows, columns, nullptr, block.k + k > 0});
+          }
         }
       }
 }
@@ -247,7 +257,10 @@ bool prefers_winograd(const Shape& s, Weight weight) {
   // of the weight is for each pair as well, and must be made up for by the number of tiles. Tiles that reach over the
   // border have results that are not wanted.
   constexpr int64_t kFewestChannels = 16;
-  const int64_t fewest_tiles = weight == Weight::Kept ? 12 : weight == Weight::Given ? 48 : 16, tiles = Tiling(s).tiles();
+  const int64_t fewest_tiles = weight == Weight::Kept    ? 12
+                               : weight == Weight::Given ? 48
+                                                         : 16,
+                tiles = Tiling(s).tiles();
   return std::min(s.ci, s.co) >= kFewestChannels && tiles >= fewest_tiles &&
          4 * kPlaces * tiles <= 3 * s.taps() * s.outputs();
 }

@@ -123,9 +123,17 @@ struct Cut {
 class Task {
  public:
   Task(const Shape& s, const float* x, const float* dy, int64_t c0, int64_t channels, int64_t panel)
-      : s_(s), tiling_(s), x_(x), dy_(dy), c0_(c0), channels_(channels), j0_(PackedB(s.co).first_column(panel)),
-        cols_(PackedB(s.co).columns(panel)), width_(PackedB(s.co).width(panel)),
-        in_step_(round_up(Cut::kAtOnce * channels, 16) + 16), out_step_(Cut::kAtOnce * width_ + 16),
+      : s_(s),
+        tiling_(s),
+        x_(x),
+        dy_(dy),
+        c0_(c0),
+        channels_(channels),
+        j0_(PackedB(s.co).first_column(panel)),
+        cols_(PackedB(s.co).columns(panel)),
+        width_(PackedB(s.co).width(panel)),
+        in_step_(round_up(Cut::kAtOnce * channels, 16) + 16),
+        out_step_(Cut::kAtOnce * width_ + 16),
         sum_step_(round_up(channels * width_, 16)) {
     const int64_t need = kPlaces * (in_step_ + out_step_ + sum_step_) + s.taps() * sum_step_ + 2 * 16 +
                          round_up(std::max(channels, width_), 16);
@@ -155,7 +163,8 @@ class Task {
     rows.reserve(s_.taps() * channels_);
     for (int64_t tap = 0; tap < s_.taps(); ++tap)
       for (int64_t c = 0; c < channels_; ++c)
-        rows.push_back({(c0_ + c) * ws.i + tap / 3 * ws.h + tap % 3 * ws.w - low, taps_ + tap * sum_step_ + c * width_});
+        rows.push_back(
+            {(c0_ + c) * ws.i + tap / 3 * ws.h + tap % 3 * ws.w - low, taps_ + tap * sum_step_ + c * width_});
     write_columns(rows, cols_, to + j0_ * ws.o, ws.o);
   }
 
