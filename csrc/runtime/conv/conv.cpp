@@ -194,7 +194,7 @@ void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, f
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) {
   if (is_depthwise(s)) return s.taps() * s.ci;
-  if (prefers_winograd(s, Weight::Given)) return winograd_weight_floats(s);
+  if (prefers_winograd(s, Weight::Given)) return std::max(winograd_weight_floats(s), winograd_by_panel_floats(s));
   return frame_floats(s) + gemm::packed_floats(s.taps() * s.ci, s.co);
 }
 
@@ -290,6 +290,8 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
   if (is_depthwise(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
   if (narrow_forward(s)) return forward_narrow(s, x, weight, ws, epilogue.bias, y, workspace, parallel, threads);
   if (prefers_winograd(s, Weight::Given)) {
+    if (winograd_packs_by_panel(s, threads))
+      return forward_winograd_by_panel(s, x, weight, ws, epilogue, y, workspace, parallel);
     transform_weight_winograd(s, weight, ws, workspace, parallel);
     return forward_winograd(s, x, workspace, epilogue, y, parallel, threads);
   }

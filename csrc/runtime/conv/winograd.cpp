@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "runtime/conv/image.h"
+#include "runtime/conv/winograd_kernels.h"
 #include "runtime/conv/winograd_tiles.h"
 
 namespace kiln::runtime::conv {
@@ -56,15 +57,6 @@ void transform(const Patch& p) { gemm::has_avx512() ? patch512(p) : patch256(p);
 
 namespace {
 
-/// Of a kernel.
-template <class Vector>
-KILN_INLINE void transform_kernel(const Vector (&g)[3], Vector (&to)[4]) {
-  const Vector ends = (g[0] + g[2]) * 0.5f, middle = g[1] * 0.5f;
-  to[0] = g[0];
-  to[1] = ends + middle;
-  to[2] = ends - middle;
-  to[3] = g[2];
-}
 /// Of products, back to results.
 template <class Vector>
 KILN_INLINE void transform_back(const Vector (&m)[4], Vector (&to)[2]) {
@@ -77,7 +69,8 @@ KILN_INLINE void transform_back(const Vector (&m)[4], Vector (&to)[2]) {
 struct Results {
   const float* from;
   int64_t step, channels;
-  const gemm::Epilogue* epilogue;
+  const float* bias;
+  bool accumulate;
   float* pixels[4];
 };
 template <int kLanes>
@@ -98,39 +91,9 @@ KILN_INLINE void transform_results(const Results& s, int64_t c) {
     for (int q = 0; q < 2; ++q) {
       float* const to = s.pixels[r * 2 + q] + c;
       Vector value = out[q], more;
-      if (s.epilogue->accumulate) load<kLanes>(to, more), value += more;
-      if (s.epilogue->bias) load<kLanes>(s.epilogue->bias + c, more), value += more;
+      if (s.accumulate) load<kLanes>(to, more), value += more;
+      if (s.bias) load<kLanes>(s.bias + c, more), value += more;
       store<kLanes>(value, to);
-    }
-  }
-}
-
-/// Sixteen columns of a kernel: tap (h, w) at `taps` + h * `step_h` + w * `step_w`.
-struct Kernels {
-  const float* taps;
-  int64_t step_h, step_w;
-  float* to;
-  int64_t step;
-};
-template <int kLanes>
-KILN_INLINE void transform_kernels(const Kernels& k) {
-  using Vector = typename Lanes<kLanes>::type;
-#pragma GCC unroll 2
-  for (int v = 0; v < 16; v += kLanes) {
-    Vector rows[3][4], column[3], out[4];
-#pragma GCC unroll 3
-    for (int h = 0; h < 3; ++h) {
-#pragma GCC unroll 3
-      for (int w = 0; w < 3; ++w) load<kLanes>(k.taps + h * k.step_h + w * k.step_w + v, column[w]);
-      transform_kernel(column, rows[h]);
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-#pragma GCC unroll 3
-      for (int h = 0; h < 3; ++h) column[h] = rows[h][q];
-      transform_kernel(column, out);
-#pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) store<kLanes>(out[r], k.to + (r * 4 + q) * k.step + v);
     }
   }
 }
@@ -145,11 +108,8 @@ KILN_AVX2 void results256(const Results& s) {
   for (; c + 8 <= s.channels; c += 8) transform_results<8>(s, c);
   for (; c < s.channels; ++c) transform_results<1>(s, c);
 }
-KILN_AVX512 void kernels512(const Kernels& k) { transform_kernels<16>(k); }
-KILN_AVX2 void kernels256(const Kernels& k) { transform_kernels<8>(k); }
 
 void transform(const Results& s) { gemm::has_avx512() ? results512(s) : results256(s); }
-void transform(const Kernels& k) { gemm::has_avx512() ? kernels512(k) : kernels256(k); }
 
 // --- tiles -----------------------------------------------------------------------------------------------------------
 
@@ -196,11 +156,12 @@ class Scratch {
 };
 thread_local std::vector<float> Scratch::memory;
 
-void fill(const Shape& s, const Tiling& tiling, const float* x, int64_t begin, int64_t end, const Scratch& scratch) {
-  Patch patch{{}, s.ci, nullptr, scratch.in_place};
-  for (int64_t tile = begin; tile < end; ++tile) {
-    find_pixels(s, Place(tiling, tile), x, 0, scratch.zeros, patch);
-    patch.to = scratch.in + (tile - begin) * scratch.in_row;
+/// Tiles [begin, end) transformed: place p of the first one to `to` + p * `step`, a row of channels for each tile.
+void fill(const Shape& s, const Tiling& tiling, const float* x, int64_t begin, int64_t end, const float* zeros,
+          float* to, int64_t step) {
+  Patch patch{{}, s.ci, to, step};
+  for (int64_t tile = begin; tile < end; ++tile, patch.to += s.ci) {
+    find_pixels(s, Place(tiling, tile), x, 0, zeros, patch);
     transform(patch);
   }
 }
@@ -232,21 +193,33 @@ void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const 
       }
 }
 
-void write(const Shape& s, const Tiling& tiling, const Scratch& scratch, const gemm::Epilogue& epilogue, int64_t begin,
-           int64_t end, float* y) {
-  Results results{nullptr, scratch.out_place, s.co, &epilogue, {}};
-  for (int64_t tile = begin; tile < end; ++tile) {
+/// Some columns of products, rows of which are `row` floats apart and places `step`.
+struct Products {
+  const float* data;
+  int64_t row, step, first_column, columns;
+};
+/// Tiles [begin, end) of y from their products. `nowhere`: memory for results that do not exist.
+void write(const Shape& s, const Tiling& tiling, const Products& products, const gemm::Epilogue& epilogue,
+           int64_t begin, int64_t end, float* nowhere, float* y) {
+  const int64_t j = products.first_column;
+  Results results{products.data,       products.step,
+                  products.columns,    epilogue.bias ? epilogue.bias + j : nullptr,
+                  epilogue.accumulate, {}};
+  for (int64_t tile = begin; tile < end; ++tile, results.from += products.row) {
     const Place at(tiling, tile);
     for (int64_t r = 0; r < 2; ++r)
       for (int64_t q = 0; q < 2; ++q)
-        results.pixels[r * 2 + q] = at.h + r < s.oh && at.w + q < s.ow
-                                        ? y + ((at.n * s.oh + at.h + r) * s.ow + at.w + q) * s.co
-                                        : scratch.nowhere;
-    results.from = scratch.out + (tile - begin) * scratch.out_row;
+        results.pixels[r * 2 + q] =
+            at.h + r < s.oh && at.w + q < s.ow ? y + ((at.n * s.oh + at.h + r) * s.ow + at.w + q) * s.co + j : nowhere;
     transform(results);
   }
 }
 
+}  // namespace
+
+namespace {
+/// A weight that takes long to transform for its own sake: the copy of it goes through the caches.
+bool is_large(const Shape& s) { return s.ci * s.co >= (1 << 16); }
 }  // namespace
 
 bool prefers_winograd(const Shape& s, Weight weight) {
@@ -256,53 +229,11 @@ bool prefers_winograd(const Shape& s, Weight weight) {
   // The transforms of pixels are work for each channel, the multiplications they save for each pair of channels; that
   // of the weight is for each pair as well, and must be made up for by the number of tiles. Tiles that reach over the
   // border have results that are not wanted.
-  constexpr int64_t kFewestChannels = 16;
-  const int64_t fewest_tiles = weight == Weight::Kept    ? 12
-                               : weight == Weight::Given ? 48
-                                                         : 16,
-                tiles = Tiling(s).tiles();
-  return std::min(s.ci, s.co) >= kFewestChannels && tiles >= fewest_tiles &&
+  constexpr int64_t kFewestChannels = 16, kFewestTiles = 12, kFewestWithTransform = 48;
+  const int64_t tiles = Tiling(s).tiles();
+  return std::min(s.ci, s.co) >= kFewestChannels &&
+         tiles >= (weight == Weight::Given && !is_large(s) ? kFewestWithTransform : kFewestTiles) &&
          4 * kPlaces * tiles <= 3 * s.taps() * s.outputs();
-}
-
-int64_t winograd_weight_floats(const Shape& s) { return kPlaces * gemm::packed_floats(s.ci, s.co); }
-
-void transform_weight_winograd(const Shape& s, const float* weight, const WeightStrides& ws, float* transformed,
-                               const Parallel& parallel) {
-  const Depths depths(1, s.ci);
-  const PackedB layout(s.co);
-  const int64_t step = gemm::packed_floats(s.ci, s.co), pieces = std::min<int64_t>(s.ci, 8);
-  // The weight's memory; strides of taps may be negative.
-  const float* const low = weight + 2 * std::min<int64_t>(0, ws.h) + 2 * std::min<int64_t>(0, ws.w);
-  const float* const end = low + s.taps() * s.ci * s.co;
-  const bool taps_together = ws.h == 3 * ws.w && (ws.w == 1 || ws.w == -1);
-  parallel(layout.panels() * pieces, [&](int64_t task) {
-    const int64_t panel = task / pieces, piece = task % pieces;
-    const int64_t width = layout.width(panel), columns = layout.columns(panel);
-    alignas(64) float square[16 * 16] = {};
-    for (int64_t k = s.ci * piece / pieces; k < s.ci * (piece + 1) / pieces; ++k) {
-      const Depths::Block& block =
-          *std::prev(std::upper_bound(depths.blocks.begin(), depths.blocks.end(), k,
-                                      [](int64_t at, const Depths::Block& candidate) { return at < candidate.k; }));
-      for (int64_t v = 0; v < width; v += 16) {
-        const float* const from = weight + (layout.first_column(panel) + v) * ws.o + k * ws.i;
-        const int64_t count = std::min<int64_t>(16, columns - v);
-        Kernels kernels{square, 48, 16, transformed + layout.at(block, panel) + (k - block.k) * width + v, step};
-        const float* const first = ws.w < 0 ? from + 8 * ws.w : from;  // of the taps of a column
-        if (count == 16 && ws.o == 1) {
-          kernels.taps = from, kernels.step_h = ws.h, kernels.step_w = ws.w;
-        } else if (count == 16 && taps_together && gemm::has_avx512() && first + 15 * ws.o + 16 <= end) {
-          gemm::transpose16(first, ws.o, square, 16);
-          if (ws.w < 0) kernels.taps = square + 8 * 16, kernels.step_h = -48, kernels.step_w = -16;
-        } else {
-          for (int64_t tap = 0; tap < 9; ++tap)
-            for (int64_t c = 0; c < 16; ++c)
-              square[tap * 16 + c] = c < count ? from[tap / 3 * ws.h + tap % 3 * ws.w + c * ws.o] : 0.0f;
-        }
-        transform(kernels);
-      }
-    }
-  });
 }
 
 void forward_winograd(const Shape& s, const float* x, const float* transformed, const gemm::Epilogue& epilogue,
@@ -316,12 +247,92 @@ void forward_winograd(const Shape& s, const float* x, const float* transformed, 
     const Scratch scratch(s, cut.at_once);
     for (int64_t begin = line0 * tiling.columns; begin < line1 * tiling.columns; begin += cut.at_once) {
       const int64_t end = std::min(begin + cut.at_once, line1 * tiling.columns);
-      fill(s, tiling, x, begin, end, scratch);
+      fill(s, tiling, x, begin, end, scratch.zeros, scratch.in, scratch.in_place);
       multiply(end - begin, depths, layout, transformed, gemm::packed_floats(s.ci, s.co), scratch);
-      write(s, tiling, scratch, epilogue, begin, end, y);
+      write(s, tiling, {scratch.out, scratch.out_row, scratch.out_place, 0, s.co}, epilogue, begin, end,
+            scratch.nowhere, y);
     }
     if (epilogue.rows_done)
       (*epilogue.rows_done)(tiling.first_pixel_row(s, line0) * s.ow, tiling.first_pixel_row(s, line1) * s.ow);
+  });
+}
+
+namespace {
+
+/// Place p's rows of channels, of all tiles, are so many floats behind place 0's.
+int64_t patches_step(const Shape& s) { return round_up(Tiling(s).tiles() * s.ci, 16) + 16; }
+
+/// One task's memory: a part of a panel of transformed kernels, and the products of all tiles with that panel. Both
+/// stay in the second-level cache.
+class PanelScratch {
+ public:
+  static constexpr int64_t kFloats = 3 << 16;
+  PanelScratch(int64_t tiles, int64_t width)
+      : depth(std::clamp<int64_t>((kFloats / kPlaces - tiles * width) / width / 16 * 16, 32, 128)),
+        kernels_step(depth * width + 16),
+        products_step(tiles * width + 16) {
+    const int64_t need = kPlaces * (kernels_step + products_step) + width + 16;
+    if (static_cast<int64_t>(memory.size()) < need) memory.resize(need);
+    kernels = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
+    products = kernels + kPlaces * kernels_step;
+    nowhere = products + kPlaces * products_step;
+  }
+  const int64_t depth, kernels_step, products_step;
+  float *kernels, *products, *nowhere;
+
+ private:
+  static thread_local std::vector<float> memory;
+};
+thread_local std::vector<float> PanelScratch::memory;
+
+}  // namespace
+
+int64_t winograd_by_panel_floats(const Shape& s) { return kPlaces * patches_step(s); }
+
+bool winograd_packs_by_panel(const Shape& s, int threads) {
+  return PackedB(s.co).panels() >= 2 * threads && is_large(s) && Tiling(s).tiles() <= 160;
+}
+
+void forward_winograd_by_panel(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
+                               const gemm::Epilogue& epilogue, float* y, float* patches, const Parallel& parallel) {
+  const Tiling tiling(s);
+  const PackedB layout(s.co);
+  const KernelLines lines(s, weight, ws);
+  const int64_t tiles = tiling.tiles(), step = patches_step(s);
+  parallel(ceil_div(tiles, 8), [&](int64_t task) {
+    thread_local std::vector<float> zeros;
+    if (static_cast<int64_t>(zeros.size()) < s.ci) zeros.resize(s.ci);
+    fill(s, tiling, x, task * 8, std::min(tiles, task * 8 + 8), zeros.data(), patches + task * 8 * s.ci, step);
+  });
+  parallel(layout.panels(), [&](int64_t panel) {
+    const int64_t width = layout.width(panel), mr = gemm::tile_rows_for(width);
+    const PanelScratch scratch(tiles, width);
+    for (int64_t k = 0; k < s.ci; k += scratch.depth) {
+      const int64_t depth = std::min(scratch.depth, s.ci - k), next = std::min(scratch.depth, s.ci - k - depth);
+      const int64_t pieces = kPlaces * ceil_div(tiles, mr);
+      gemm::Ahead ahead;
+      if (next > 0)
+        ahead = lines.ahead(panel, k + depth, k + depth + next, pieces);
+      else if (panel + 1 < layout.panels())
+        ahead = lines.ahead(panel + 1, 0, scratch.depth, pieces);
+      lines.transform(panel, k, k + depth, scratch.kernels, scratch.kernels_step);
+      for (int64_t place = 0; place < kPlaces; ++place)
+        for (int64_t i = 0; i < tiles; i += mr) {
+          ahead.ask();
+          const int64_t rows = std::min(mr, tiles - i);
+          const float* a_rows[gemm::kMaxTileRows];
+          float* c_rows[gemm::kMaxTileRows];
+          for (int64_t r = 0; r < rows; ++r) {
+            a_rows[r] = patches + place * step + (i + r) * s.ci + k;
+            c_rows[r] = scratch.products + place * scratch.products_step + (i + r) * width;
+          }
+          gemm::micro_for(rows, width)({1, &depth, a_rows, 1}, scratch.kernels + place * scratch.kernels_step,
+                                       {c_rows, width, nullptr, k > 0});
+        }
+    }
+    write(s, tiling,
+          {scratch.products, width, scratch.products_step, layout.first_column(panel), layout.columns(panel)}, epilogue,
+          0, tiles, scratch.nowhere, y);
   });
 }
 

@@ -22,6 +22,15 @@ void transform_weight_winograd(const Shape& s, const float* weight, const Weight
 void forward_winograd(const Shape& s, const float* x, const float* transformed, const gemm::Epilogue& epilogue,
                       float* y, const gemm::Parallel& parallel, int threads);
 
+/// The same from a weight as it is, each panel of which is transformed by the task that multiplies it: whether that is
+/// better, as it is for large weights and few tiles, and with `patches` of so many floats, 64-byte aligned. The
+/// epilogue's rows_done is not called.
+bool winograd_packs_by_panel(const Shape& s, int threads);
+int64_t winograd_by_panel_floats(const Shape& s);
+void forward_winograd_by_panel(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
+                               const gemm::Epilogue& epilogue, float* y, float* patches,
+                               const gemm::Parallel& parallel);
+
 /// As backward_weight.
 void backward_weight_winograd(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
                               float* workspace, const gemm::Parallel& parallel, int threads);

@@ -39,6 +39,9 @@ const Case kCases[] = {{2, 3, 64, 11, 9, 7, 7, 2, 3, 1},
                        {5, 33, 50, 9, 11, 3, 3, 1, 2, 1},
                        {2, 600, 80, 17, 16, 3, 3, 1, 1, 1},
                        {1, 40, 130, 40, 9, 3, 3, 1, 4, 1},
+                       // The same with few squares, a large weight, and columns that fill no panel.
+                       {2, 300, 280, 7, 8, 3, 3, 1, 1, 1},
+                       {1, 540, 150, 7, 7, 3, 3, 1, 1, 1},
                        // Large weights, which are packed panel by panel where panels are many for the threads.
                        {1, 150, 140, 5, 4, 3, 3, 1, 1, 1},
                        {2, 130, 200, 6, 6, 3, 3, 2, 1, 1},
