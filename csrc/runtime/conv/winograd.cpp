@@ -138,9 +138,8 @@ class Scratch {
         out_row(round_up(s.co, 16)),
         in_place(round_up(tiles * in_row, 16) + 16),
         out_place(tiles * out_row + 16) {
-    const int64_t need = kPlaces * (in_place + out_place) + round_up(s.ci, 16) + out_row + 16;
-    if (static_cast<int64_t>(memory.size()) < need) memory.resize(need);
-    in = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
+    thread_local std::vector<float> memory;
+    in = aligned_floats(memory, kPlaces * (in_place + out_place) + out_row + s.ci);
     out = in + kPlaces * in_place;
     nowhere = out + kPlaces * out_place;
     zeros = nowhere + out_row;
@@ -150,11 +149,7 @@ class Scratch {
   float *in, *out;
   float* nowhere;  // for results that do not exist
   float* zeros;    // a pixel outside of the picture
-
- private:
-  static thread_local std::vector<float> memory;
 };
-thread_local std::vector<float> Scratch::memory;
 
 /// Tiles [begin, end) transformed: place p of the first one to `to` + p * `step`, a row of channels for each tile.
 void fill(const Shape& s, const Tiling& tiling, const float* x, int64_t begin, int64_t end, const float* zeros,
@@ -166,30 +161,50 @@ void fill(const Shape& s, const Tiling& tiling, const float* x, int64_t begin, i
   }
 }
 
+/// Rows of channels times a panel of `width` columns, `b`: `tiles` rows of `a` and of the result, so many floats apart.
+struct RowsTimesPanel {
+  const float* a;
+  int64_t a_row;
+  const float* b;
+  int64_t depth, width, columns;
+  float* c;
+  int64_t c_row;
+  bool accumulate;
+};
+/// Meanwhile asks for what is needed next.
+void multiply(const RowsTimesPanel& p, int64_t tiles, gemm::Ahead& ahead) {
+  const int64_t mr = gemm::tile_rows_for(p.width);
+  const float* a = p.a;
+  float* c = p.c;
+  for (int64_t left = tiles; left > 0; left -= mr) {
+    ahead.ask();
+    const int64_t rows = std::min(mr, left);
+    const float* a_rows[gemm::kMaxTileRows];
+    float* c_rows[gemm::kMaxTileRows];
+    for (int64_t r = 0; r < rows; ++r, a += p.a_row, c += p.c_row) a_rows[r] = a, c_rows[r] = c;
+    gemm::micro_for(rows, p.width)({1, &p.depth, a_rows, 1}, p.b, {c_rows, p.columns, nullptr, p.accumulate});
+  }
+}
+
 /// So many channels are summed up in registers: the error of a sum grows with its length, and that of sums of sums with
 /// the longest of them.
 constexpr int64_t kSummed = 256;
 
+/// The products of a task's tiles with the whole weight.
 void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const float* transformed, int64_t weight_step,
               const Scratch& scratch) {
+  gemm::Ahead nothing;
   for (int64_t place = 0; place < kPlaces; ++place)
     for (const Depths::Block& block : depths.blocks)
       for (int64_t panel = 0; panel < layout.panels(); ++panel) {
-        const int64_t width = layout.width(panel), columns = layout.columns(panel), mr = gemm::tile_rows_for(width);
+        const int64_t width = layout.width(panel), columns = layout.columns(panel);
         const float* const b = transformed + place * weight_step + layout.at(block, panel);
-        for (int64_t k = 0; k < block.depth; k += kSummed) {
-          const int64_t depth = std::min(kSummed, block.depth - k);
-          const float* a = scratch.in + place * scratch.in_place + block.k + k;
-          float* c = scratch.out + place * scratch.out_place + layout.first_column(panel);
-          for (int64_t left = tiles; left > 0; left -= mr) {
-            const int64_t rows = std::min(mr, left);
-            const float* a_rows[gemm::kMaxTileRows];
-            float* c_rows[gemm::kMaxTileRows];
-            for (int64_t r = 0; r < rows; ++r, a += scratch.in_row, c += scratch.out_row) a_rows[r] = a, c_rows[r] = c;
-            gemm::micro_for(rows, width)({1, &depth, a_rows, 1}, b + k * width,
-                                         {c_rows, columns, nullptr, block.k + k > 0});
-          }
-        }
+        for (int64_t k = 0; k < block.depth; k += kSummed)
+          multiply(
+              {scratch.in + place * scratch.in_place + block.k + k, scratch.in_row, b + k * width,
+               std::min(kSummed, block.depth - k), width, columns,
+               scratch.out + place * scratch.out_place + layout.first_column(panel), scratch.out_row, block.k + k > 0},
+              tiles, nothing);
       }
 }
 
@@ -215,11 +230,9 @@ void write(const Shape& s, const Tiling& tiling, const Products& products, const
   }
 }
 
-}  // namespace
+/// A weight whose transformed copy would go through the caches, and tiles so few that this counts.
+bool is_large_for_tiles(const Shape& s) { return s.ci * s.co >= (1 << 16) && Tiling(s).tiles() <= 160; }
 
-namespace {
-/// A weight that takes long to transform for its own sake: the copy of it goes through the caches.
-bool is_large(const Shape& s) { return s.ci * s.co >= (1 << 16); }
 }  // namespace
 
 bool prefers_winograd(const Shape& s, Weight weight) {
@@ -232,7 +245,7 @@ bool prefers_winograd(const Shape& s, Weight weight) {
   constexpr int64_t kFewestChannels = 16, kFewestTiles = 12, kFewestWithTransform = 48;
   const int64_t tiles = Tiling(s).tiles();
   return std::min(s.ci, s.co) >= kFewestChannels &&
-         tiles >= (weight == Weight::Given && !is_large(s) ? kFewestWithTransform : kFewestTiles) &&
+         tiles >= (weight == Weight::Given && !is_large_for_tiles(s) ? kFewestWithTransform : kFewestTiles) &&
          4 * kPlaces * tiles <= 3 * s.taps() * s.outputs();
 }
 
@@ -271,26 +284,21 @@ class PanelScratch {
       : depth(std::clamp<int64_t>((kFloats / kPlaces - tiles * width) / width / 16 * 16, 32, 128)),
         kernels_step(depth * width + 16),
         products_step(tiles * width + 16) {
-    const int64_t need = kPlaces * (kernels_step + products_step) + width + 16;
-    if (static_cast<int64_t>(memory.size()) < need) memory.resize(need);
-    kernels = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
+    thread_local std::vector<float> memory;
+    kernels = aligned_floats(memory, kPlaces * (kernels_step + products_step) + width);
     products = kernels + kPlaces * kernels_step;
     nowhere = products + kPlaces * products_step;
   }
   const int64_t depth, kernels_step, products_step;
   float *kernels, *products, *nowhere;
-
- private:
-  static thread_local std::vector<float> memory;
 };
-thread_local std::vector<float> PanelScratch::memory;
 
 }  // namespace
 
-int64_t winograd_by_panel_floats(const Shape& s) { return kPlaces * patches_step(s); }
+int64_t winograd_by_panel_floats(const Shape& s) { return is_large_for_tiles(s) ? kPlaces * patches_step(s) : 0; }
 
 bool winograd_packs_by_panel(const Shape& s, int threads) {
-  return PackedB(s.co).panels() >= 2 * threads && is_large(s) && Tiling(s).tiles() <= 160;
+  return is_large_for_tiles(s) && PackedB(s.co).panels() >= 2 * threads;
 }
 
 void forward_winograd_by_panel(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
@@ -305,11 +313,11 @@ void forward_winograd_by_panel(const Shape& s, const float* x, const float* weig
     fill(s, tiling, x, task * 8, std::min(tiles, task * 8 + 8), zeros.data(), patches + task * 8 * s.ci, step);
   });
   parallel(layout.panels(), [&](int64_t panel) {
-    const int64_t width = layout.width(panel), mr = gemm::tile_rows_for(width);
+    const int64_t width = layout.width(panel);
     const PanelScratch scratch(tiles, width);
     for (int64_t k = 0; k < s.ci; k += scratch.depth) {
       const int64_t depth = std::min(scratch.depth, s.ci - k), next = std::min(scratch.depth, s.ci - k - depth);
-      const int64_t pieces = kPlaces * ceil_div(tiles, mr);
+      const int64_t pieces = kPlaces * ceil_div(tiles, gemm::tile_rows_for(width));
       gemm::Ahead ahead;
       if (next > 0)
         ahead = lines.ahead(panel, k + depth, k + depth + next, pieces);
@@ -317,18 +325,9 @@ void forward_winograd_by_panel(const Shape& s, const float* x, const float* weig
         ahead = lines.ahead(panel + 1, 0, scratch.depth, pieces);
       lines.transform(panel, k, k + depth, scratch.kernels, scratch.kernels_step);
       for (int64_t place = 0; place < kPlaces; ++place)
-        for (int64_t i = 0; i < tiles; i += mr) {
-          ahead.ask();
-          const int64_t rows = std::min(mr, tiles - i);
-          const float* a_rows[gemm::kMaxTileRows];
-          float* c_rows[gemm::kMaxTileRows];
-          for (int64_t r = 0; r < rows; ++r) {
-            a_rows[r] = patches + place * step + (i + r) * s.ci + k;
-            c_rows[r] = scratch.products + place * scratch.products_step + (i + r) * width;
-          }
-          gemm::micro_for(rows, width)({1, &depth, a_rows, 1}, scratch.kernels + place * scratch.kernels_step,
-                                       {c_rows, width, nullptr, k > 0});
-        }
+        multiply({patches + place * step + k, s.ci, scratch.kernels + place * scratch.kernels_step, depth, width, width,
+                  scratch.products + place * scratch.products_step, width, k > 0},
+                 tiles, ahead);
     }
     write(s, tiling,
           {scratch.products, width, scratch.products_step, layout.first_column(panel), layout.columns(panel)}, epilogue,

@@ -6,7 +6,8 @@
 // by additions almost alone; for each of the 16 places of a patch the results are a plain product over channels; and
 // these are transformed back. F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
 // arXiv:1509.09308, 2015. Rounding is that of a direct sum or less: sums are shorter by the factor of nine, and no
-// factor is larger than one. Larger squares would save more, and lose digits.
+// factor is larger than one. Larger squares would save more, and lose digits. A result depends on the pixels of its
+// window alone, NaNs included; but the sum of infinite ones may be NaN where the direct sum is infinite.
 namespace kiln::runtime::conv {
 
 /// What becomes of the weight: it is transformed once for many calls, or in each call, or is the result.

@@ -135,10 +135,9 @@ class Task {
         in_step_(round_up(Cut::kAtOnce * channels, 16) + 16),
         out_step_(Cut::kAtOnce * width_ + 16),
         sum_step_(round_up(channels * width_, 16)) {
-    const int64_t need = kPlaces * (in_step_ + out_step_ + sum_step_) + s.taps() * sum_step_ + 2 * 16 +
-                         round_up(std::max(channels, width_), 16);
-    if (static_cast<int64_t>(memory.size()) < need) memory.resize(need);
-    in_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
+    thread_local std::vector<float> memory;
+    in_ = aligned_floats(
+        memory, kPlaces * (in_step_ + out_step_ + sum_step_) + s.taps() * sum_step_ + std::max(channels, width_));
     out_ = in_ + kPlaces * in_step_;
     sums_ = out_ + kPlaces * out_step_;
     taps_ = sums_ + kPlaces * sum_step_;
@@ -221,9 +220,7 @@ class Task {
   const float *x_, *dy_;
   const int64_t c0_, channels_, j0_, cols_, width_, in_step_, out_step_, sum_step_;
   float *in_, *out_, *sums_, *taps_, *zeros_;
-  static thread_local std::vector<float> memory;
 };
-thread_local std::vector<float> Task::memory;
 
 }  // namespace
 

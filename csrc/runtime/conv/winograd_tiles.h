@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <vector>
 
 #include "runtime/conv/winograd.h"
 #include "runtime/gemm/kernels.h"
@@ -30,6 +31,13 @@ struct Patch {
   int64_t step;
 };
 void transform(const Patch& p);
+
+/// `floats` floats on a cache line's border, in memory that a thread keeps.
+inline float* aligned_floats(std::vector<float>& kept, int64_t floats) {
+  constexpr int64_t kLine = 16;
+  if (static_cast<int64_t>(kept.size()) < floats + kLine) kept.resize(floats + kLine);
+  return reinterpret_cast<float*>(round_up(reinterpret_cast<intptr_t>(kept.data()), kLine * sizeof(float)));
+}
 
 /// Squares of 2 x 2 results; at the lower and right border, of fewer.
 struct Tiling {
