@@ -11,9 +11,13 @@
 
 namespace kiln {
 
-bool run_pass(const std::string& name, const PassHooks& hooks, const std::function<bool()>& pass) {
+bool pass_enabled(const std::string& name) {
   if (log_enabled(Topic::bisect)) log_artifact(Topic::bisect, "bisect", "pass " + name);
-  if (pass_disabled(name)) return false;
+  return !pass_disabled(name);
+}
+
+bool run_pass(const std::string& name, const PassHooks& hooks, const std::function<bool()>& pass) {
+  if (!pass_enabled(name)) return false;
   const Options& o = options();
   KILN_CHECK(o.inject_failure.empty() || !name.starts_with(o.inject_failure), "injected into " + name);
   const bool keep_before = o.verify || !o.dump_dir.empty();

@@ -15,4 +15,7 @@ struct PassHooks {
 /// `pass` returns true if it changed the IR. Returns what `pass` returned (false if skipped).
 bool run_pass(const std::string& name, const PassHooks& hooks, const std::function<bool()>& pass);
 
+/// Whether to make a choice that is named and switched off as a pass is, but made within a stage.
+bool pass_enabled(const std::string& name);
+
 }  // namespace kiln

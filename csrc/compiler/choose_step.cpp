@@ -9,7 +9,7 @@
 #include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/log.h"
-#include "base/options.h"
+#include "base/pass.h"
 
 namespace kiln::compiler {
 
@@ -49,7 +49,7 @@ double seconds(const Step& step, Frame& frame) {
 
 std::unique_ptr<Step> StepChooser::choose(const std::string& what, std::unique_ptr<Step> ours,
                                           std::unique_ptr<Step> library, const Plan& plan) {
-  if (pass_disabled("plan.measure_products")) return ours;
+  if (!pass_enabled("plan.measure_products")) return ours;
   const std::string key = key_of(what, *ours, plan);
   {
     std::lock_guard lock(choices().mutex);

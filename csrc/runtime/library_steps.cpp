@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/options.h"
+#include "base/pass.h"
 #include "graph/convolution.h"
 #include "runtime/arena.h"
 #include "runtime/attention/attention.h"
@@ -215,7 +215,7 @@ std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, co
                           graph::setting_of(dilation, 0),
                           graph::setting_of(dilation, 1),
                           groups,
-                          !pass_disabled("plan.winograd")};
+                          pass_enabled("plan.winograd")};
   return conv::supported(shape) ? std::optional(shape) : std::nullopt;
 }
 

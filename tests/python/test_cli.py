@@ -7,7 +7,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
+import kiln
 from kiln.cli import bisect
 
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "python"
@@ -126,6 +128,17 @@ def test_bisect_finds_the_graph(tmp_path):
     done = run("bisect", "--by", "function", "--", sys.executable, script)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "function 3 of" in done.stdout and "f2" in done.stdout
+
+
+def test_passes_to_bisect(capfd):
+    """Also choices that are made within a stage are reported, so that they are tried."""
+    kiln.set_logs("bisect")
+    try:
+        kiln.compile(torch.nn.Conv2d(32, 32, 3, padding=1))(torch.ones(4, 32, 8, 8))
+    finally:
+        kiln.set_logs("")
+    found = bisect.passes(capfd.readouterr().err)
+    assert {"capture.changing_ints", "joint.channels_last", "schedule.in_place", "plan.winograd"} <= set(found)
 
 
 @pytest.mark.parametrize("count, bad", [(1, 1), (7, 1), (7, 7), (7, 4), (100, 63)])

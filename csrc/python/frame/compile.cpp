@@ -10,6 +10,7 @@
 #include "base/bisect.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pass.h"
 #include "base/timer.h"
 #include "compiler/compile.h"
 #include "graph/passes/passes.h"
@@ -244,16 +245,16 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
     if (!config.backend) options.changing_numbers = &cache.changing_numbers;
-    options.floats_change = !pass_disabled("capture.changing_floats");
-    options.ints_change = !pass_disabled("capture.changing_ints");
+    options.floats_change = pass_enabled("capture.changing_floats");
+    options.ints_change = pass_enabled("capture.changing_ints");
     options.constant_numbers = cache.constant_numbers;
-    options.item_numbers = !config.backend && !pass_disabled("capture.item_numbers");
+    options.item_numbers = !config.backend && pass_enabled("capture.item_numbers");
     options.breaking_items = cache.breaking_items;
-    options.assertions = !config.backend && !pass_disabled("capture.assertions");
+    options.assertions = !config.backend && pass_enabled("capture.assertions");
     options.for_fx = static_cast<bool>(config.backend);
     // Data that decide otherwise again and again: better a break than the recompile limit.
     constexpr int64_t kMostBranches = 4;
-    options.data_branches = !pass_disabled("capture.data_branches") &&
+    options.data_branches = pass_enabled("capture.data_branches") &&
                             std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
                               return static_cast<bool>(e->other_branch.graph);
                             }) < kMostBranches;
