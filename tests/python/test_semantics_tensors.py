@@ -1,5 +1,7 @@
 """Tensors as users meet them: views, in-place changes, strides, dtypes, aliasing, autograd."""
 
+import signal
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -721,6 +723,9 @@ def test_a_custom_operator_whose_size_data_decide():
 
 
 def test_interrupts_of_a_fake_kernel_come_out():
+    # Ctrl-C must be listened to: a shell's background job is started with it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     @torch.library.custom_op("kiln_test::interrupted", mutates_args=())
     def interrupted(a: torch.Tensor) -> torch.Tensor:
         return a.clone()
@@ -729,8 +734,11 @@ def test_interrupts_of_a_fake_kernel_come_out():
     def _(a):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        kiln.compile(lambda a: interrupted(a * 2))(torch.ones(2))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kiln.compile(lambda a: interrupted(a * 2))(torch.ones(2))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_dispatch_modes_see_each_op():
