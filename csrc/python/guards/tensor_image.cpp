@@ -39,18 +39,14 @@ bool same_words(const c10::TensorImpl& t, const MetadataWords& words) {
   typedef uint64_t Pair __attribute__((vector_size(16), aligned(8), may_alias));
   const char* begin = Metadata::begin(t);
   const size_t count = static_cast<size_t>(Metadata::end(t) - begin) / sizeof(uint64_t);
-  Pair different = {};
+  const auto differ = [&](size_t i) {
+    return *reinterpret_cast<const Pair*>(begin + i * sizeof(uint64_t)) ^
+           *reinterpret_cast<const Pair*>(words.data() + i);
+  };
+  Pair different = differ(count - 2);  // an odd last word, too
 #pragma GCC unroll 8
-  for (size_t i = 0; i + 2 <= count; i += 2)
-    different |=
-        *reinterpret_cast<const Pair*>(begin + i * sizeof(uint64_t)) ^ *reinterpret_cast<const Pair*>(words.data() + i);
-  uint64_t last = different[0] | different[1];
-  if (count % 2) {
-    uint64_t word;
-    std::memcpy(&word, begin + (count - 1) * sizeof word, sizeof word);
-    last |= word ^ words[count - 1];
-  }
-  return last == 0;
+  for (size_t i = 0; i + 2 < count; i += 2) different |= differ(i);
+  return (different[0] | different[1]) == 0;
 }
 
 }  // namespace

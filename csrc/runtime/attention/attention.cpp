@@ -12,41 +12,19 @@
 
 #include "base/round.h"
 #include "runtime/gemm/kernels.h"
+#include "runtime/gemm/scratch.h"
 #include "runtime/gemm/target.h"
 
 namespace kiln::runtime::attention {
 namespace {
 
 using gemm::kMaxTileRows;
+using gemm::Scratch;
 
 constexpr int64_t kQueryBlock = 64;                                 // rows of scores held at a time
 constexpr int64_t kKeyBlock = 512;                                  // columns of scores held at a time
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // score of a key that a query does not see
 
-/// 64-byte aligned scratch of one thread, kept between calls.
-class Scratch {
- public:
-  float* take(int64_t floats) {
-    const int64_t at = used_;
-    used_ += round_up(floats, 16);
-    return data_.get() + at;
-  }
-  /// Makes room for `floats` in all and starts again at the front.
-  void reset(int64_t floats) {
-    if (floats > size_) {
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, round_up(floats * 4, 64))));
-      size_ = floats;
-    }
-    used_ = 0;
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> data_;
-  int64_t size_ = 0, used_ = 0;
-};
 Scratch& scratch() {
   thread_local Scratch s;
   return s;

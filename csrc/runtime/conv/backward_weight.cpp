@@ -9,6 +9,7 @@
 #include "runtime/conv/winograd.h"
 #include "runtime/gemm/ahead.h"
 #include "runtime/gemm/kernels.h"
+#include "runtime/gemm/scratch.h"
 
 // The gradient of a convolution's weight: for each tap the product of the input, shifted, with the gradient of the
 // output, summed over all output pixels.
@@ -239,7 +240,7 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
   }
   const Cut cut(s, threads);
   // Strides of taps may be negative: places count from the first element in memory.
-  const int64_t low = (s.kh - 1) * std::min<int64_t>(0, ws.h) + (s.kw - 1) * std::min<int64_t>(0, ws.w);
+  const int64_t low = lowest_tap(s, ws);
   dweight += low;
   // The sums of all ranges of pixels but the first, each laid out as the gradient is.
   float* const partial = workspace + frame_floats(s);
@@ -257,11 +258,12 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
     const int64_t j0 = layout.first_column(panel0), cols = std::min(s.co, layout.first_column(panel1)) - j0;
     const int64_t c0 = tile0 * mr, channels = std::min(tiles * mr, image.channels - c0);
     const int64_t ld = round_up(cols, 16), taps = image.taps();
-    thread_local std::vector<float> storage, inputs;
+    thread_local gemm::Scratch storage;
+    thread_local std::vector<float> inputs;
     const int64_t b_floats = gemm::kMaxDepth * gemm::kMaxTileColumns, sum_floats = taps * channels * ld;
-    if (static_cast<int64_t>(storage.size()) < b_floats + sum_floats + 16) storage.resize(b_floats + sum_floats + 16);
-    float* const b_copy = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) & ~uintptr_t{63});
-    float* const sums = b_copy + b_floats;  // [tap, channel, column]
+    storage.reset(b_floats + sum_floats);
+    float *const b_copy = storage.take(b_floats), *const sums =
+                                                      storage.take(sum_floats);  // sums: [tap, channel, column]
     Tiles left(s, image, c0, channels, inputs);
     for (int64_t bi = block0; bi < block1; ++bi) {
       const Depths::Block& block = depths.blocks[bi];

@@ -63,5 +63,9 @@ inline Shape turned(Shape s) {
 }
 inline WeightStrides turned(const WeightStrides& ws) { return {ws.i, ws.o, -ws.h, -ws.w}; }
 inline int64_t last_tap(const Shape& s, const WeightStrides& ws) { return (s.kh - 1) * ws.h + (s.kw - 1) * ws.w; }
+/// Of the taps the one that lies first in memory, as strides may be negative: at most 0.
+inline int64_t lowest_tap(const Shape& s, const WeightStrides& ws) {
+  return (s.kh - 1) * std::min<int64_t>(0, ws.h) + (s.kw - 1) * std::min<int64_t>(0, ws.w);
+}
 
 }  // namespace kiln::runtime::conv

@@ -3,6 +3,7 @@
 #include "runtime/conv/image.h"
 #include "runtime/conv/winograd_kernels.h"
 #include "runtime/conv/winograd_tiles.h"
+#include "runtime/gemm/scratch.h"
 
 namespace kiln::runtime::conv {
 namespace {
@@ -10,52 +11,6 @@ namespace {
 using gemm::Depths;
 using gemm::PackedB;
 using gemm::Parallel;
-
-// Transforms act on the rows of a square and then on its columns. Vectors hold channels.
-
-/// Of a patch of the input.
-template <class Vector>
-KILN_INLINE void transform_input(const Vector (&d)[4], Vector (&to)[4]) {
-  to[0] = d[0] - d[2];
-  to[1] = d[1] + d[2];
-  to[2] = d[2] - d[1];
-  to[3] = d[1] - d[3];
-}
-template <int kLanes>
-KILN_INLINE void transform_patch(const Patch& p, int64_t c) {
-  using Vector = typename Lanes<kLanes>::type;
-  Vector rows[4][4], column[4], out[4];
-#pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) load<kLanes>(p.pixels[r * 4 + q] + c, column[q]);
-    transform_input(column, rows[r]);
-  }
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) column[r] = rows[r][q];
-    transform_input(column, out);
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) store<kLanes>(out[r], p.to + (r * 4 + q) * p.step + c);
-  }
-}
-
-KILN_AVX512 void patch512(const Patch& p) {
-  int64_t c = 0;
-  for (; c + 16 <= p.channels; c += 16) transform_patch<16>(p, c);
-  for (; c < p.channels; ++c) transform_patch<1>(p, c);
-}
-KILN_AVX2 void patch256(const Patch& p) {
-  int64_t c = 0;
-  for (; c + 8 <= p.channels; c += 8) transform_patch<8>(p, c);
-  for (; c < p.channels; ++c) transform_patch<1>(p, c);
-}
-}  // namespace
-
-void transform(const Patch& p) { gemm::has_avx512() ? patch512(p) : patch256(p); }
-
-namespace {
 
 /// Of products, back to results.
 template <class Vector>
@@ -68,13 +23,13 @@ KILN_INLINE void transform_back(const Vector (&m)[4], Vector (&to)[2]) {
 /// The products of a patch, place p at `from` + p * `step`, and the four results' pixels.
 struct Results {
   const float* from;
-  int64_t step, channels;
+  int64_t step;
   const float* bias;
   bool accumulate;
   float* pixels[4];
 };
 template <int kLanes>
-KILN_INLINE void transform_results(const Results& s, int64_t c) {
+KILN_INLINE void transform_vector(const Results& s, int64_t c) {
   using Vector = typename Lanes<kLanes>::type;
   Vector rows[2][4], column[4], out[2];
 #pragma GCC unroll 4
@@ -98,19 +53,6 @@ KILN_INLINE void transform_results(const Results& s, int64_t c) {
   }
 }
 
-KILN_AVX512 void results512(const Results& s) {
-  int64_t c = 0;
-  for (; c + 16 <= s.channels; c += 16) transform_results<16>(s, c);
-  for (; c < s.channels; ++c) transform_results<1>(s, c);
-}
-KILN_AVX2 void results256(const Results& s) {
-  int64_t c = 0;
-  for (; c + 8 <= s.channels; c += 8) transform_results<8>(s, c);
-  for (; c < s.channels; ++c) transform_results<1>(s, c);
-}
-
-void transform(const Results& s) { gemm::has_avx512() ? results512(s) : results256(s); }
-
 // --- tiles -----------------------------------------------------------------------------------------------------------
 
 /// How the work is cut: a task has some rows of tiles, and takes so many tiles at a time that what they are transformed
@@ -130,19 +72,20 @@ struct Cut {
 };
 
 /// What a task transforms: for each place the tiles' rows of channels, and of products.
-class Scratch {
+class TileScratch {
  public:
-  Scratch(const Shape& s, int64_t tiles)
+  TileScratch(const Shape& s, int64_t tiles)
       // One line more, so that places do not lie behind each other in a cache's way.
       : in_row(s.ci),
         out_row(round_up(s.co, 16)),
         in_place(round_up(tiles * in_row, 16) + 16),
         out_place(tiles * out_row + 16) {
-    thread_local std::vector<float> memory;
-    in = aligned_floats(memory, kPlaces * (in_place + out_place) + out_row + s.ci);
-    out = in + kPlaces * in_place;
-    nowhere = out + kPlaces * out_place;
-    zeros = nowhere + out_row;
+    thread_local gemm::Scratch memory;
+    memory.reset(kPlaces * (in_place + out_place) + out_row + round_up(s.ci, 16));
+    in = memory.take(kPlaces * in_place);
+    out = memory.take(kPlaces * out_place);
+    nowhere = memory.take(out_row);
+    zeros = memory.take(s.ci);
     std::fill_n(zeros, s.ci, 0.0f);
   }
   const int64_t in_row, out_row, in_place, out_place;
@@ -154,35 +97,10 @@ class Scratch {
 /// Tiles [begin, end) transformed: place p of the first one to `to` + p * `step`, a row of channels for each tile.
 void fill(const Shape& s, const Tiling& tiling, const float* x, int64_t begin, int64_t end, const float* zeros,
           float* to, int64_t step) {
-  Patch patch{{}, s.ci, to, step};
+  Patch patch{{}, to, step};
   for (int64_t tile = begin; tile < end; ++tile, patch.to += s.ci) {
     find_pixels(s, Place(tiling, tile), x, 0, zeros, patch);
-    transform(patch);
-  }
-}
-
-/// Rows of channels times a panel of `width` columns, `b`: `tiles` rows of `a` and of the result, so many floats apart.
-struct RowsTimesPanel {
-  const float* a;
-  int64_t a_row;
-  const float* b;
-  int64_t depth, width, columns;
-  float* c;
-  int64_t c_row;
-  bool accumulate;
-};
-/// Meanwhile asks for what is needed next.
-void multiply(const RowsTimesPanel& p, int64_t tiles, gemm::Ahead& ahead) {
-  const int64_t mr = gemm::tile_rows_for(p.width);
-  const float* a = p.a;
-  float* c = p.c;
-  for (int64_t left = tiles; left > 0; left -= mr) {
-    ahead.ask();
-    const int64_t rows = std::min(mr, left);
-    const float* a_rows[gemm::kMaxTileRows];
-    float* c_rows[gemm::kMaxTileRows];
-    for (int64_t r = 0; r < rows; ++r, a += p.a_row, c += p.c_row) a_rows[r] = a, c_rows[r] = c;
-    gemm::micro_for(rows, p.width)({1, &p.depth, a_rows, 1}, p.b, {c_rows, p.columns, nullptr, p.accumulate});
+    transform(patch, s.ci);
   }
 }
 
@@ -191,9 +109,8 @@ void multiply(const RowsTimesPanel& p, int64_t tiles, gemm::Ahead& ahead) {
 constexpr int64_t kSummed = 256;
 
 /// The products of a task's tiles with the whole weight.
-void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const float* transformed, int64_t weight_step,
-              const Scratch& scratch) {
-  gemm::Ahead nothing;
+void multiply_places(int64_t tiles, const Depths& depths, const PackedB& layout, const float* transformed,
+                     int64_t weight_step, const TileScratch& scratch) {
   for (int64_t place = 0; place < kPlaces; ++place)
     for (const Depths::Block& block : depths.blocks)
       for (int64_t panel = 0; panel < layout.panels(); ++panel) {
@@ -201,10 +118,10 @@ void multiply(int64_t tiles, const Depths& depths, const PackedB& layout, const 
         const float* const b = transformed + place * weight_step + layout.at(block, panel);
         for (int64_t k = 0; k < block.depth; k += kSummed)
           multiply(
-              {scratch.in + place * scratch.in_place + block.k + k, scratch.in_row, b + k * width,
+              {scratch.in + place * scratch.in_place + block.k + k, scratch.in_row, 1, b + k * width,
                std::min(kSummed, block.depth - k), width, columns,
                scratch.out + place * scratch.out_place + layout.first_column(panel), scratch.out_row, block.k + k > 0},
-              tiles, nothing);
+              tiles, [] {});
       }
 }
 
@@ -217,16 +134,14 @@ struct Products {
 void write(const Shape& s, const Tiling& tiling, const Products& products, const gemm::Epilogue& epilogue,
            int64_t begin, int64_t end, float* nowhere, float* y) {
   const int64_t j = products.first_column;
-  Results results{products.data,       products.step,
-                  products.columns,    epilogue.bias ? epilogue.bias + j : nullptr,
-                  epilogue.accumulate, {}};
+  Results results{products.data, products.step, epilogue.bias ? epilogue.bias + j : nullptr, epilogue.accumulate, {}};
   for (int64_t tile = begin; tile < end; ++tile, results.from += products.row) {
     const Place at(tiling, tile);
     for (int64_t r = 0; r < 2; ++r)
       for (int64_t q = 0; q < 2; ++q)
         results.pixels[r * 2 + q] =
             at.h + r < s.oh && at.w + q < s.ow ? y + ((at.n * s.oh + at.h + r) * s.ow + at.w + q) * s.co + j : nowhere;
-    transform(results);
+    transform(results, products.columns);
   }
 }
 
@@ -257,11 +172,11 @@ void forward_winograd(const Shape& s, const float* x, const float* transformed, 
   const PackedB layout(s.co);
   parallel(cut.tasks, [&](int64_t task) {
     const int64_t line0 = task * tiling.lines / cut.tasks, line1 = (task + 1) * tiling.lines / cut.tasks;
-    const Scratch scratch(s, cut.at_once);
+    const TileScratch scratch(s, cut.at_once);
     for (int64_t begin = line0 * tiling.columns; begin < line1 * tiling.columns; begin += cut.at_once) {
       const int64_t end = std::min(begin + cut.at_once, line1 * tiling.columns);
       fill(s, tiling, x, begin, end, scratch.zeros, scratch.in, scratch.in_place);
-      multiply(end - begin, depths, layout, transformed, gemm::packed_floats(s.ci, s.co), scratch);
+      multiply_places(end - begin, depths, layout, transformed, gemm::packed_floats(s.ci, s.co), scratch);
       write(s, tiling, {scratch.out, scratch.out_row, scratch.out_place, 0, s.co}, epilogue, begin, end,
             scratch.nowhere, y);
     }
@@ -284,10 +199,11 @@ class PanelScratch {
       : depth(std::clamp<int64_t>((kFloats / kPlaces - tiles * width) / width / 16 * 16, 32, 128)),
         kernels_step(depth * width + 16),
         products_step(tiles * width + 16) {
-    thread_local std::vector<float> memory;
-    kernels = aligned_floats(memory, kPlaces * (kernels_step + products_step) + width);
-    products = kernels + kPlaces * kernels_step;
-    nowhere = products + kPlaces * products_step;
+    thread_local gemm::Scratch memory;
+    memory.reset(kPlaces * (kernels_step + products_step) + width);
+    kernels = memory.take(kPlaces * kernels_step);
+    products = memory.take(kPlaces * products_step);
+    nowhere = memory.take(width);
   }
   const int64_t depth, kernels_step, products_step;
   float *kernels, *products, *nowhere;
@@ -325,9 +241,9 @@ void forward_winograd_by_panel(const Shape& s, const float* x, const float* weig
         ahead = lines.ahead(panel + 1, 0, scratch.depth, pieces);
       lines.transform(panel, k, k + depth, scratch.kernels, scratch.kernels_step);
       for (int64_t place = 0; place < kPlaces; ++place)
-        multiply({patches + place * step + k, s.ci, scratch.kernels + place * scratch.kernels_step, depth, width, width,
-                  scratch.products + place * scratch.products_step, width, k > 0},
-                 tiles, ahead);
+        multiply({patches + place * step + k, s.ci, 1, scratch.kernels + place * scratch.kernels_step, depth, width,
+                  width, scratch.products + place * scratch.products_step, width, k > 0},
+                 tiles, [&] { ahead.ask(); });
     }
     write(s, tiling,
           {scratch.products, width, scratch.products_step, layout.first_column(panel), layout.columns(panel)}, epilogue,

@@ -4,6 +4,7 @@
 #include "runtime/conv/weight_rows.h"
 #include "runtime/conv/winograd_tiles.h"
 #include "runtime/gemm/ahead.h"
+#include "runtime/gemm/scratch.h"
 
 // The gradient of a weight in Winograd's form, the adjoint of the forward one: with the gradient of the output
 // transformed as products are transformed back, for each place of a patch the sum over tiles of input times gradient is
@@ -11,7 +12,6 @@
 namespace kiln::runtime::conv {
 namespace {
 
-using gemm::Left;
 using gemm::PackedB;
 using gemm::Parallel;
 
@@ -32,14 +32,14 @@ KILN_INLINE void transform_sums(const Vector (&u)[4], Vector (&to)[3]) {
   to[2] = plus + u[3];
 }
 
-/// Four pixels of the output's gradient, and where 16 channels' transform goes: place p to `to` + p * `step`.
+/// Four pixels of the output's gradient, and where their transform goes: place p to `to` + p * `step`.
 struct Square {
   const float* pixels[4];
   float* to;
   int64_t step;
 };
 template <int kLanes>
-KILN_INLINE void transform_square(const Square& s, int64_t c, float* to) {
+KILN_INLINE void transform_vector(const Square& s, int64_t c) {
   using Vector = typename Lanes<kLanes>::type;
   Vector rows[2][4], pair[2], out[4];
 #pragma GCC unroll 2
@@ -52,17 +52,10 @@ KILN_INLINE void transform_square(const Square& s, int64_t c, float* to) {
     pair[0] = rows[0][q], pair[1] = rows[1][q];
     transform_gradient(pair, out);
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) store<kLanes>(out[r], to + (r * 4 + q) * s.step);
+    for (int r = 0; r < 4; ++r) store<kLanes>(out[r], s.to + (r * 4 + q) * s.step + c);
   }
 }
-template <int kLanes>
-KILN_INLINE void transform_channels(const Square& s, int64_t channels) {
-  int64_t c = 0;
-  for (; c + kLanes <= channels; c += kLanes) transform_square<kLanes>(s, c, s.to + c);
-  for (; c < channels; ++c) transform_square<1>(s, c, s.to + c);
-}
-
-/// Sums of 16 columns, place p at `from` + p * `step`, and the nine taps' sums: tap t to `to` + t * `to_step`.
+/// Sums, place p at `from` + p * `step`, and the nine taps' sums: tap t to `to` + t * `to_step`.
 struct Sums {
   const float* from;
   int64_t step;
@@ -70,37 +63,24 @@ struct Sums {
   int64_t to_step;
 };
 template <int kLanes>
-KILN_INLINE void transform_columns(const Sums& s, int64_t columns) {
+KILN_INLINE void transform_vector(const Sums& s, int64_t c) {
   using Vector = typename Lanes<kLanes>::type;
-  for (int64_t v = 0; v < columns; v += kLanes) {
-    Vector rows[3][4], column[4], out[3];
+  Vector rows[3][4], column[4], out[3];
 #pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
+  for (int q = 0; q < 4; ++q) {
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) load<kLanes>(s.from + (r * 4 + q) * s.step + v, column[r]);
-      transform_sums(column, out);
+    for (int r = 0; r < 4; ++r) load<kLanes>(s.from + (r * 4 + q) * s.step + c, column[r]);
+    transform_sums(column, out);
 #pragma GCC unroll 3
-      for (int h = 0; h < 3; ++h) rows[h][q] = out[h];
-    }
+    for (int h = 0; h < 3; ++h) rows[h][q] = out[h];
+  }
 #pragma GCC unroll 3
-    for (int h = 0; h < 3; ++h) {
-      transform_sums(rows[h], out);
+  for (int h = 0; h < 3; ++h) {
+    transform_sums(rows[h], out);
 #pragma GCC unroll 3
-      for (int w = 0; w < 3; ++w) store<kLanes>(out[w], s.to + (h * 3 + w) * s.to_step + v);
-    }
+    for (int w = 0; w < 3; ++w) store<kLanes>(out[w], s.to + (h * 3 + w) * s.to_step + c);
   }
 }
-
-KILN_AVX512 void square512(const Square& s, int64_t channels) { transform_channels<16>(s, channels); }
-KILN_AVX2 void square256(const Square& s, int64_t channels) { transform_channels<8>(s, channels); }
-KILN_AVX512 void sums512(const Sums& s, int64_t columns) { transform_columns<16>(s, columns); }
-KILN_AVX2 void sums256(const Sums& s, int64_t columns) { transform_columns<8>(s, columns); }
-
-void transform(const Square& s, int64_t channels) {
-  gemm::has_avx512() ? square512(s, channels) : square256(s, channels);
-}
-/// `columns`: a multiple of 16.
-void transform(const Sums& s, int64_t columns) { gemm::has_avx512() ? sums512(s, columns) : sums256(s, columns); }
 
 /// How the work is cut: ranges of input channels; of panels of output channels; and where these are few, of tiles,
 /// whose sums are added up at the end.
@@ -135,14 +115,15 @@ class Task {
         in_step_(round_up(Cut::kAtOnce * channels, 16) + 16),
         out_step_(Cut::kAtOnce * width_ + 16),
         sum_step_(round_up(channels * width_, 16)) {
-    thread_local std::vector<float> memory;
-    in_ = aligned_floats(
-        memory, kPlaces * (in_step_ + out_step_ + sum_step_) + s.taps() * sum_step_ + std::max(channels, width_));
-    out_ = in_ + kPlaces * in_step_;
-    sums_ = out_ + kPlaces * out_step_;
-    taps_ = sums_ + kPlaces * sum_step_;
-    zeros_ = taps_ + s.taps() * sum_step_;
-    std::fill_n(zeros_, std::max(channels, width_), 0.0f);
+    thread_local gemm::Scratch memory;
+    const int64_t longest = std::max(channels, width_);
+    memory.reset(kPlaces * (in_step_ + out_step_ + sum_step_) + s.taps() * sum_step_ + round_up(longest, 16));
+    in_ = memory.take(kPlaces * in_step_);
+    out_ = memory.take(kPlaces * out_step_);
+    sums_ = memory.take(kPlaces * sum_step_);
+    taps_ = memory.take(s.taps() * sum_step_);
+    zeros_ = memory.take(longest);
+    std::fill_n(zeros_, longest, 0.0f);
     // Columns that do not exist.
     if (cols_ < width_) std::fill_n(out_, kPlaces * out_step_, 0.0f);
   }
@@ -151,10 +132,10 @@ class Task {
     for (int64_t tile = begin; tile < end; tile += Cut::kAtOnce) {
       const int64_t count = std::min(Cut::kAtOnce, end - tile);
       fill(tile, count);
-      multiply(count, tile > begin, tile + count, std::min(Cut::kAtOnce, end - tile - count));
+      multiply_places(count, tile > begin, tile + count, std::min(Cut::kAtOnce, end - tile - count));
     }
     for (int64_t c = 0; c < channels_; ++c)
-      transform({sums_ + c * width_, sum_step_, taps_ + c * width_, sum_step_}, width_);
+      transform(Sums{sums_ + c * width_, sum_step_, taps_ + c * width_, sum_step_}, width_);
   }
   /// The gradient's part to the place of its first element, which is that of `low` taps before the first one.
   void write(const WeightStrides& ws, int64_t low, float* to) const {
@@ -169,13 +150,13 @@ class Task {
 
  private:
   void fill(int64_t first, int64_t count) {
-    Patch patch{{}, channels_, nullptr, in_step_};
+    Patch patch{{}, nullptr, in_step_};
     Square square{{}, nullptr, out_step_};
     for (int64_t t = 0; t < count; ++t) {
       const Place at(tiling_, first + t);
       find_pixels(s_, at, x_, c0_, zeros_, patch);
       patch.to = in_ + t * channels_;
-      transform(patch);
+      transform(patch, channels_);
       for (int64_t r = 0; r < 2; ++r)
         for (int64_t q = 0; q < 2; ++q)
           square.pixels[r * 2 + q] = at.h + r < s_.oh && at.w + q < s_.ow
@@ -186,8 +167,8 @@ class Task {
     }
   }
   /// Meanwhile asks for what the `next` tiles are made of.
-  void multiply(int64_t count, bool accumulate, int64_t first_next, int64_t next) {
-    const int64_t mr = gemm::tile_rows_for(width_), pieces = kPlaces * ceil_div(channels_, mr);
+  void multiply_places(int64_t count, bool accumulate, int64_t first_next, int64_t next) {
+    const int64_t pieces = kPlaces * ceil_div(channels_, gemm::tile_rows_for(width_));
     gemm::Ahead input, output;
     if (next > 0) {
       const Place from(tiling_, first_next), to(tiling_, first_next + next - 1);
@@ -200,19 +181,11 @@ class Task {
       input = gemm::Ahead(x_ + x_row * s_.w * s_.ci + c0_, x_rows * s_.w, s_.ci, channels_, pieces);
       output = gemm::Ahead(dy_ + y_row * s_.ow * s_.co + j0_, y_rows * s_.ow, s_.co, cols_, pieces);
     }
+    // The input's rows of channels are read across: a row of the product is a channel.
     for (int64_t place = 0; place < kPlaces; ++place)
-      for (int64_t c = 0; c < channels_; c += mr) {
-        input.ask(), output.ask();
-        const int64_t rows = std::min(mr, channels_ - c);
-        const float* a_rows[gemm::kMaxTileRows];
-        float* c_rows[gemm::kMaxTileRows];
-        for (int64_t r = 0; r < rows; ++r) {
-          a_rows[r] = in_ + place * in_step_ + c + r;
-          c_rows[r] = sums_ + place * sum_step_ + (c + r) * width_;
-        }
-        gemm::micro_for(rows, width_)(Left{1, &count, a_rows, channels_}, out_ + place * out_step_,
-                                      {c_rows, width_, nullptr, accumulate});
-      }
+      multiply({in_ + place * in_step_, 1, channels_, out_ + place * out_step_, count, width_, width_,
+                sums_ + place * sum_step_, width_, accumulate},
+               channels_, [&] { input.ask(), output.ask(); });
   }
 
   const Shape& s_;
@@ -232,7 +205,7 @@ void backward_weight_winograd(const Shape& s, const float* x, const float* dy, f
                               float* workspace, const Parallel& parallel, int threads) {
   const Cut cut(s, threads);
   // Strides of taps may be negative: places count from the first element in memory.
-  const int64_t low = 2 * std::min<int64_t>(0, ws.h) + 2 * std::min<int64_t>(0, ws.w);
+  const int64_t low = lowest_tap(s, ws);
   dweight += low;
   parallel(cut.tasks(), [&](int64_t index) {
     const int64_t split = index % cut.splits, panel = index / cut.splits % cut.panels;

@@ -21,7 +21,7 @@ KILN_INLINE void transform_kernel(const Vector (&g)[3], Vector (&to)[4]) {
   to[2] = ends - middle;
   to[3] = g[2];
 }
-/// Sixteen columns of a kernel: tap (h, w) at `taps` + h * `step_h` + w * `step_w`.
+/// Kernels side by side: tap (h, w) at `taps` + h * `step_h` + w * `step_w`.
 struct Kernels {
   const float* taps;
   int64_t step_h, step_w;
@@ -29,31 +29,24 @@ struct Kernels {
   int64_t step;
 };
 template <int kLanes>
-KILN_INLINE void transform_kernels(const Kernels& k) {
+KILN_INLINE void transform_vector(const Kernels& k, int64_t c) {
   using Vector = typename Lanes<kLanes>::type;
-#pragma GCC unroll 2
-  for (int v = 0; v < 16; v += kLanes) {
-    Vector rows[3][4], column[3], out[4];
+  Vector rows[3][4], column[3], out[4];
 #pragma GCC unroll 3
-    for (int h = 0; h < 3; ++h) {
+  for (int h = 0; h < 3; ++h) {
 #pragma GCC unroll 3
-      for (int w = 0; w < 3; ++w) load<kLanes>(k.taps + h * k.step_h + w * k.step_w + v, column[w]);
-      transform_kernel(column, rows[h]);
-    }
+    for (int w = 0; w < 3; ++w) load<kLanes>(k.taps + h * k.step_h + w * k.step_w + c, column[w]);
+    transform_kernel(column, rows[h]);
+  }
 #pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
+  for (int q = 0; q < 4; ++q) {
 #pragma GCC unroll 3
-      for (int h = 0; h < 3; ++h) column[h] = rows[h][q];
-      transform_kernel(column, out);
+    for (int h = 0; h < 3; ++h) column[h] = rows[h][q];
+    transform_kernel(column, out);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) store<kLanes>(out[r], k.to + (r * 4 + q) * k.step + v);
-    }
+    for (int r = 0; r < 4; ++r) store<kLanes>(out[r], k.to + (r * 4 + q) * k.step + c);
   }
 }
-
-KILN_AVX512 void kernels512(const Kernels& k) { transform_kernels<16>(k); }
-KILN_AVX2 void kernels256(const Kernels& k) { transform_kernels<8>(k); }
-void transform_columns(const Kernels& k) { gemm::has_avx512() ? kernels512(k) : kernels256(k); }
 
 }  // namespace
 
@@ -61,7 +54,7 @@ KernelLines::KernelLines(const Shape& s, const float* weight, const WeightStride
     : layout_(s.co),
       weight_(weight),
       ws_(ws),
-      low_(weight + 2 * std::min<int64_t>(0, ws.h) + 2 * std::min<int64_t>(0, ws.w)),
+      low_(weight + lowest_tap(s, ws)),
       end_(low_ + s.taps() * s.ci * s.co),
       taps_together_(ws.h == 3 * ws.w && (ws.w == 1 || ws.w == -1)) {}
 
@@ -84,7 +77,7 @@ void KernelLines::transform(int64_t panel, int64_t k0, int64_t k1, float* to, in
           for (int64_t c = 0; c < 16; ++c)
             square[tap * 16 + c] = c < count ? from[tap / 3 * ws_.h + tap % 3 * ws_.w + c * ws_.o] : 0.0f;
       }
-      transform_columns(kernels);
+      conv::transform(kernels, 16);
     }
 }
 

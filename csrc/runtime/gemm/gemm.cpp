@@ -7,6 +7,7 @@
 
 #include "runtime/gemm/few_rows.h"
 #include "runtime/gemm/kernels.h"
+#include "runtime/gemm/scratch.h"
 
 namespace kiln::runtime::gemm {
 namespace {
@@ -67,27 +68,23 @@ bool packs_own_b(int64_t m, int64_t n, int64_t k, int threads) {
 /// A thread's own copy of B, packed when it first needs it. One at a time.
 class OwnCopy {
  public:
-  explicit OwnCopy(int64_t floats) : floats_(floats + kLine), call_(++calls()) {}
+  explicit OwnCopy(int64_t floats) : floats_(floats), call_(++calls()) {}
   template <class Pack>
   const float* get(const Pack& pack) const {
     if (mine.call != call_) {
-      if (static_cast<int64_t>(mine.data.size()) < floats_) mine.data.resize(floats_);
-      pack(mine.aligned());
+      mine.memory.reset(floats_);
+      mine.data = mine.memory.take(floats_);
+      pack(mine.data);
       mine.call = call_;
     }
-    return mine.aligned();
+    return mine.data;
   }
 
  private:
-  static constexpr int64_t kLine = 16;
   struct Mine {
     uint64_t call = 0;
-    std::vector<float> data;
-    float* aligned() {
-      void* at = data.data();
-      size_t space = data.size() * sizeof(float);
-      return static_cast<float*>(std::align(kLine * sizeof(float), sizeof(float), at, space));
-    }
+    Scratch memory;
+    float* data = nullptr;
   };
   static thread_local Mine mine;
   static std::atomic<uint64_t>& calls() {
