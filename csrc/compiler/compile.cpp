@@ -80,6 +80,7 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
     c.simd_bits = static_cast<int>(options().simd_bits);
     c.threads = at::get_num_threads();
     c.keep_text = log_enabled(Topic::output_code);
+    c.reuse = pass_enabled("codegen.reuse");
     c.resolve = resolve;
     kernels = codegen::compile_llvm(schedule.kernels, schedule.buffers, c);
   }

@@ -32,19 +32,21 @@ struct CompiledKernel {
   UnitSpans reads;               // of Kernel::streamed, if it has one; else, or if units do not read it in order, empty
   std::vector<std::string> errors;
   std::shared_ptr<const std::string> text;  // generated code, when asked for
-  std::shared_ptr<void> owner;              // keeps the code mapped
+  std::shared_ptr<const void> owner;        // keeps the code mapped
 };
 
 struct CompileOptions {
   int simd_bits = 0;       // 0: the host's best (512, 256 or 128)
   int threads = 2;         // compile on this many
   bool keep_text = false;  // fill CompiledKernel::text
+  bool reuse = true;       // code of earlier calls in this process, for kernels of the same structure
   /// Address of a function by name (vector math of the host process), or null. Names asked for: Sleef_expf16_u10 and
   /// such.
   std::function<void*(const std::string& name)> resolve;
 };
 
-/// Compiles kernels with LLVM, in this process. Kernels of one structure are compiled once; results in the order given.
+/// Compiles kernels with LLVM, in this process. Kernels of one structure are compiled once, whatever their batch size
+/// (KernelShape::open_var); results in the order given.
 /// Thread-safe. Throws Unsupported for what no emitter handles (complex dtypes) and InternalError otherwise.
 std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
                                          const std::vector<loops::Buffer>& buffers, const CompileOptions& options);

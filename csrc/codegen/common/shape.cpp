@@ -1,6 +1,7 @@
 #include "codegen/common/shape.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "base/error.h"
@@ -143,6 +144,17 @@ int mark_crossing(const Nest& nest, const Stage& s, int lane, const std::vector<
   return best;
 }
 
+/// A power of two, so that kernels of about the same cost are cut in the same way, and share their code.
+int64_t rounds_near(double rounds) {
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max(1.0, rounds))));
+}
+
+int levels_for(int64_t rounds) {
+  int levels = 0;
+  for (; rounds > kStrip; rounds /= kStrip) ++levels;
+  return levels;
+}
+
 /// Lets a unit run through about `rows` rows.
 void gather_rows(KernelShape& shape, const Nest& nest, int64_t rows) {
   while (rows >= 2 && !shape.unit_vars.empty()) {
@@ -155,7 +167,7 @@ void gather_rows(KernelShape& shape, const Nest& nest, int64_t rows) {
       return;
     }
     shape.inner_vars.insert(shape.inner_vars.begin(), v);
-    rows /= std::max<int64_t>(nest.extents[v], 1);
+    rows = rounds_near(static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(nest.extents[v], 1)));
   }
 }
 
@@ -221,13 +233,12 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       shape.cross_blocks = ceil_div(nest.extents[cross], shape.cross_block);
       lanes /= static_cast<double>(shape.cross_block);
     }
-    shape.block = std::max<int64_t>(step, static_cast<int64_t>(lanes) / step * step);
+    shape.block = step * rounds_near(lanes / static_cast<double>(step));
     // Small units fit to whatever block of rows is finished.
     if (kernel.streamed >= 0) shape.block = std::min(shape.block, std::max(step, 2048 / step * step));
-    if (shape.block >= extent) shape.block = extent;
-    shape.blocks = shape.block > 0 ? ceil_div(extent, shape.block) : 0;
+    shape.blocks = ceil_div(extent, shape.block);
     if (shape.blocks == 1 && shape.cross_blocks == 1 && kernel.streamed < 0 && kernel.segments.empty())
-      gather_rows(shape, nest, static_cast<int64_t>(lanes) / shape.block);
+      gather_rows(shape, nest, rounds_near(lanes / static_cast<double>(std::max<int64_t>(extent, 1))));
   } else {
     for (size_t k = 0; k < nest.stages.size(); ++k) {
       const Stage& s = nest.stages[k];
@@ -256,9 +267,21 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     shape.blocks = units;
     std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), 1);
   }
+  for (size_t k = 0; k < nest.stages.size(); ++k) {
+    const Stage& s = nest.stages[k];
+    int64_t rounds = s.vars.empty() ? 0 : nest.stage_size(s);
+    if (rounds > 0 && shape.lane_var < 0) {
+      const int64_t extent = nest.extents[s.vars.back()];
+      rounds = rounds / extent * ceil_div(extent, static_cast<int64_t>(shape.stage_width[k]) * shape.stage_unroll[k]);
+    }
+    shape.stage_levels.push_back(levels_for(rounds));
+  }
+  shape.open.assign(nest.extents.size(), -1);
   shape.units = shape.blocks * shape.cross_blocks * shape.row_blocks;
   for (int v : shape.unit_vars) shape.units *= nest.extents[v];
-  double points = static_cast<double>(shape.block * shape.cross_block * shape.row_block);
+  int64_t lanes = shape.block;
+  if (shape.lane_var >= 0 && !shape.segmented) lanes = std::min(lanes, nest.extents[shape.lane_var]);
+  double points = static_cast<double>(lanes * shape.cross_block * shape.row_block);
   for (int v : shape.inner_vars) points *= static_cast<double>(nest.extents[v]);
   const double unit_cost = std::max(1.0, point_cost(nest) * points);
   shape.grain = std::max<int64_t>(1, static_cast<int64_t>(160000.0 / unit_cost));

@@ -11,6 +11,9 @@
 // how wide vectors are, where scratch lies, which errors it can report.
 namespace kiln::codegen {
 
+/// Rounds that one accumulator adds up at most before it is added to one of the next level.
+constexpr int64_t kStrip = 128;
+
 struct KernelShape {
   int simd_bits = 512;            // registers of the target
   int width = 1;                  // lanes of the vector variable
@@ -37,9 +40,23 @@ struct KernelShape {
   std::map<loops::BufferId, int64_t> scratch_offset;  // bytes into scratch, of buffers that lie there
   int64_t scratch_bytes = 0;
   bool segmented = false;
-  std::vector<int64_t> args;        // segmented: count n, first unit of each segment and the total (n + 1), extents (n)
+  /// Levels above a stage's accumulators with which none adds up much more than kStrip rounds.
+  std::vector<int> stage_levels;
+  /// Variables whose extent is not in the code but comes as args[open[v]], if it is not -1: one code serves all batch
+  /// sizes and lengths. Of the lane variable, and of a stage's, the rounds are open but not what a last one is short
+  /// of.
+  std::vector<int> open;
+  int open_blocks = -1, open_row_blocks = -1;  // where in args `blocks` and `row_blocks` are, if these are open
+  /// segmented: count n, first unit of each segment and the total (n + 1), extents (n). Else what `open` and the
+  /// symbolic sizes of a generalized kernel stand for.
+  std::vector<int64_t> args;
   std::vector<std::string> errors;  // messages; code k is errors[k - 1]
 };
+
+/// The extents of which a kernel's code is independent become arguments (KernelShape::open, args), and so do, in its
+/// indices, the strides of the outer variables that lanes do not run along: as symbolic sizes s<k>, of value args[k].
+/// Equal strides become one argument, since code may depend on their being equal. After shape_of and unit_spans.
+void generalize(schedule::Kernel& kernel, KernelShape& shape);
 
 KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits);
 

@@ -4,7 +4,10 @@
 
 namespace kiln::codegen {
 
-std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers) {
+using loops::Stage;
+
+std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers,
+                           const KernelShape& shape) {
   std::unordered_map<loops::BufferId, std::string> names;
   std::string head = kernel.vectorize_outer ? "columns" : "rows";
   const size_t pointers = kernel.segments.empty() ? kernel.args.size() : kernel.args.size() / kernel.segments.size();
@@ -18,7 +21,7 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
   for (size_t k = 0; k < pointers; ++k)
     if (kernel.args[k].place >= 0) head += " " + names.at(kernel.args[k].buffer) + "@" + names.at(kernel.args[k].place);
   int scratch = 0;
-  for (const loops::Stage& s : kernel.nest.stages)
+  for (const Stage& s : kernel.nest.stages)
     for (loops::ValueId id : s.body) {
       const loops::BufferId b = kernel.nest.insts[id].buffer;
       if (b < 0 || buffers[b].kind != loops::BufferKind::Scratch || names.contains(b)) continue;
@@ -28,6 +31,30 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
   loops::Nest nest = kernel.nest;
   nest.name.clear();
   if (!kernel.segments.empty()) std::fill(nest.extents.begin(), nest.extents.end(), 0);
+  // What comes as an argument is not in the code; how it is cut up is.
+  for (size_t v = 0; v < shape.open.size(); ++v)
+    if (shape.open[v] >= 0) {
+      nest.extents[v] = 0;
+      head += " open i" + std::to_string(v) + "=s" + std::to_string(shape.open[v]);
+    }
+  if (shape.open_blocks >= 0) head += " blocks=s" + std::to_string(shape.open_blocks);
+  if (shape.open_row_blocks >= 0) head += " rows=s" + std::to_string(shape.open_row_blocks);
+  if (shape.open_blocks >= 0 || shape.blocks > 1) head += " block " + std::to_string(shape.block);
+  head += " row " + std::to_string(shape.row_var) + " " + std::to_string(shape.row_block) + " inner";
+  for (int v : shape.inner_vars) head += " " + std::to_string(v);
+  for (size_t k = 0; k < nest.stages.size(); ++k) {
+    const Stage& s = nest.stages[k];
+    const int64_t step = static_cast<int64_t>(shape.stage_width[k]) * shape.stage_unroll[k];
+    const auto rest = [&](int v) { head += " rest " + std::to_string(kernel.nest.extents[v] % step); };
+    if (k == 0 && shape.lane_var >= 0 && shape.open[shape.lane_var] >= 0) rest(shape.lane_var);
+    if (s.vars.empty() || shape.open[s.vars.back()] < 0) continue;
+    const int64_t extent = kernel.nest.extents[s.vars.back()];
+    head += " levels " + std::to_string(shape.stage_levels[k]);
+    if (shape.lane_var < 0)
+      rest(s.vars.back()), head += extent / step <= kStrip ? " short" : " long";
+    else
+      head += extent <= kStrip ? " short" : " long";
+  }
   return head + "\n" + loops::print(nest, [&](loops::BufferId b) { return names.at(b); });
 }
 

@@ -2,12 +2,14 @@
 #include <string>
 #include <vector>
 
+#include "codegen/common/shape.h"
 #include "schedule/schedule.h"
 
 namespace kiln::codegen {
 
 /// Everything that decides a kernel's code, and nothing else: buffers by their place among the arguments, variables and
-/// values renumbered, no names. Kernels with equal texts share their code.
-std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers);
+/// values renumbered, no names, no extent that comes as an argument. Kernels with equal texts share their code.
+std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers,
+                           const KernelShape& shape);
 
 }  // namespace kiln::codegen

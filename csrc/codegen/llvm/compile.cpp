@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/timer.h"
+#include "base/weak_map.h"
 #include "codegen/common/kernel.h"
 #include "codegen/common/offsets.h"
 #include "codegen/common/shape.h"
@@ -18,9 +19,9 @@ namespace kiln::codegen {
 namespace {
 
 struct Unique {
-  std::vector<int> kernels;  // those of this structure; the first one's text is compiled
+  std::vector<int> kernels;  // those of this structure; the first one is compiled
+  std::string key;
   std::string symbol;
-  void* address = nullptr;
 };
 
 struct Group {
@@ -30,6 +31,19 @@ struct Group {
   std::vector<std::string> texts;  // one per unique
 };
 
+struct Code {
+  std::shared_ptr<void> library;  // keeps it mapped
+  void* address = nullptr;
+  std::shared_ptr<const std::string> text;  // as CompiledKernel::text; null if it was not asked for
+};
+
+/// The code of this process by canonical_text and the width of registers: what a program compiles again (for another
+/// batch size, after a guard failed, below a graph break) is mostly what it compiled before.
+WeakMap<const Code>& known_code() {
+  static auto* map = new WeakMap<const Code>;  // never destroyed, like the code itself
+  return *map;
+}
+
 }  // namespace
 
 std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
@@ -38,7 +52,14 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
   std::vector<CompiledKernel> out(kernels.size());
   std::vector<KernelShape> shapes(kernels.size());
   std::vector<Unique> uniques;
-  std::unordered_map<std::string, int> by_text;
+  std::unordered_map<std::string, int> by_key;
+  const auto give = [&](const Unique& u, const std::shared_ptr<const Code>& code) {
+    for (int k : u.kernels) {
+      out[k].fn = reinterpret_cast<KernelFn>(code->address);
+      out[k].owner = code;
+      if (options.keep_text) out[k].text = code->text;
+    }
+  };
   for (size_t k = 0; k < kernels.size(); ++k) {
     shapes[k] = shape_of(kernels[k], buffers, simd);
     CompiledKernel& c = out[k];
@@ -47,16 +68,26 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
     c.grain = shapes[k].grain;
     c.scratch_bytes = shapes[k].scratch_bytes;
     c.errors = shapes[k].errors;
-    c.args = shapes[k].args;
     c.reads = unit_spans(kernels[k], shapes[k]);
     c.offsets = take_offsets(kernels[k], buffers);
     if (c.units == 0) continue;
-    const auto [it, fresh] = by_text.try_emplace(canonical_text(kernels[k], buffers), static_cast<int>(uniques.size()));
-    if (fresh) uniques.push_back({{}, "kernel_" + std::to_string(uniques.size()), nullptr});
+    generalize(kernels[k], shapes[k]);
+    c.args = shapes[k].args;
+    const std::string key = std::to_string(simd) + " " + canonical_text(kernels[k], buffers, shapes[k]);
+    const auto [it, fresh] = by_key.try_emplace(key, static_cast<int>(uniques.size()));
+    if (fresh) uniques.push_back({{}, key, "kernel_" + std::to_string(uniques.size())});
     uniques[it->second].kernels.push_back(static_cast<int>(k));
   }
+  if (options.reuse)
+    std::erase_if(uniques, [&](const Unique& u) {
+      const std::shared_ptr<const Code> code = known_code().find(u.key);
+      if (!code || (options.keep_text && !code->text)) return false;
+      give(u, code);
+      return true;
+    });
   if (uniques.empty()) return out;
 
+  const StageTimer timer("codegen.llvm");
   const int threads = std::max(1, std::min<int>(options.threads, static_cast<int>(uniques.size())));
   // A few groups a thread, so that one long kernel does not leave the other thread idle.
   const size_t group_count = std::min<size_t>(uniques.size(), threads == 1 ? 1 : static_cast<size_t>(threads) * 3);
@@ -110,6 +141,7 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
   std::vector<std::unique_ptr<llvm::MemoryBuffer>> objects;
   std::vector<std::string> symbols;
   std::vector<int> order;
+  std::vector<std::shared_ptr<const std::string>> texts;
   std::unordered_map<std::string, void*> externals;
   for (Group& g : groups) {
     objects.push_back(std::move(g.object));
@@ -118,18 +150,17 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
       const int u = g.uniques[i];
       symbols.push_back(uniques[u].symbol);
       order.push_back(u);
-      if (options.keep_text) {
-        const auto text = std::make_shared<const std::string>(g.texts[i]);
-        for (int k : uniques[u].kernels) out[k].text = text;
-      }
+      if (options.keep_text) texts.push_back(std::make_shared<const std::string>(std::move(g.texts[i])));
     }
   }
-  const LoadedCode code = load_objects(std::move(objects), symbols, {externals.begin(), externals.end()});
-  for (size_t i = 0; i < order.size(); ++i)
-    for (int k : uniques[order[i]].kernels) {
-      out[k].fn = reinterpret_cast<KernelFn>(code.addresses[i]);
-      out[k].owner = code.owner;
-    }
+  const LoadedCode loaded = load_objects(std::move(objects), symbols, {externals.begin(), externals.end()});
+  for (size_t i = 0; i < order.size(); ++i) {
+    const Unique& u = uniques[order[i]];
+    const auto code =
+        std::make_shared<const Code>(Code{loaded.owner, loaded.addresses[i], options.keep_text ? texts[i] : nullptr});
+    give(u, code);
+    if (options.reuse) known_code().keep(u.key, code);
+  }
   return out;
 }
 

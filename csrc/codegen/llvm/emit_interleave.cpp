@@ -29,8 +29,8 @@ std::optional<std::vector<int64_t>> Emitter::lane_offsets(const Expr& e) const {
       for (int l = 0; l < w && n.id == lanes_.var; ++l) out[l] += t.coef * l;
       continue;
     }
-    if (n.kind == symbolic::AtomKind::Var ? indirect_[n.id].uniform : !depends_on_lanes(n.a) && !depends_on_lanes(n.b))
-      continue;
+    const bool indirect = n.kind == symbolic::AtomKind::Var && n.var_kind == symbolic::VarKind::Indirect;
+    if (indirect ? indirect_[n.id].uniform : !depends_on_lanes(n.a) && !depends_on_lanes(n.b)) continue;
     // The dividend of a vector's first lane is a multiple of what the vectors step by.
     int64_t stride = 0;
     Expr rest;

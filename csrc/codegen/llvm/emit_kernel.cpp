@@ -70,10 +70,12 @@ void Emitter::emit(const std::string& symbol) {
   loop_values_.assign(nest_.extents.size(), nullptr);
   env_.assign(nest_.insts.size(), {});
   indirect_.assign(nest_.indirect_vars, {});
-  if (shape_.segmented)
+  if (shape_.segmented) {
     emit_segments();
-  else
+  } else {
+    for (size_t k = 0; k < shape_.args.size(); ++k) sizes_.push_back(argument(b_.getInt64(static_cast<int64_t>(k))));
     loop(fn_->getArg(2), fn_->getArg(3), 1, true, [&](Value* unit) { emit_unit(unit); });
+  }
   b_.CreateRet(b_.getInt32(0));
 }
 
@@ -86,14 +88,21 @@ void Emitter::load_pointers(Value* first) {
   }
 }
 
+llvm::Value* Emitter::argument(Value* at) {
+  Type* i64 = b_.getInt64Ty();
+  auto* v = b_.CreateLoad(i64, b_.CreateGEP(i64, fn_->getArg(1), at));
+  v->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
+  return v;
+}
+
+llvm::Value* Emitter::extent_of(int var, int64_t left) {
+  if (!is_open(var)) return b_.getInt64(nest_.extents[var] - left);
+  Value* extent = sizes_.at(shape_.open[var]);
+  return left ? b_.CreateSub(extent, b_.getInt64(left)) : extent;
+}
+
 void Emitter::emit_segments() {
   Type* i64 = b_.getInt64Ty();
-  Value* args = fn_->getArg(1);
-  const auto argument = [&](Value* at) {
-    auto* v = b_.CreateLoad(i64, b_.CreateGEP(i64, args, at));
-    v->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
-    return v;
-  };
   const auto first_unit = [&](Value* segment) { return argument(b_.CreateAdd(segment, b_.getInt64(1))); };
   Value* count = argument(b_.getInt64(0));
   Value* current = stack_slot(i64, "segment");
@@ -192,7 +201,7 @@ void Emitter::nested(const std::vector<int>& vars, size_t at, const std::functio
     loop_values_[v] = b_.getInt64(0);
     return nested(vars, at + 1, body);
   }
-  loop(b_.getInt64(0), b_.getInt64(nest_.extents[v]), 1, false, [&](Value* i) {
+  loop(b_.getInt64(0), extent_of(v), 1, false, [&](Value* i) {
     loop_values_[v] = i;
     nested(vars, at + 1, body);
   });
@@ -200,15 +209,18 @@ void Emitter::nested(const std::vector<int>& vars, size_t at, const std::functio
 
 void Emitter::emit_unit(Value* unit) {
   Value* rest = unit;
-  const auto digit = [&](int64_t count) -> Value* {
-    if (count <= 1) return b_.getInt64(0);
-    Value* d = b_.CreateURem(rest, b_.getInt64(count));
-    rest = b_.CreateUDiv(rest, b_.getInt64(count));
+  // `open`: where among the arguments the count is. One code then serves any number, and finds the digit where there is
+  // but one, too.
+  const auto digit = [&](int64_t count, int open) -> Value* {
+    if (count <= 1 && open < 0) return b_.getInt64(0);
+    Value* n = open >= 0 ? sizes_[open] : b_.getInt64(count);
+    Value* d = b_.CreateURem(rest, n);
+    rest = b_.CreateUDiv(rest, n);
     return d;
   };
-  Value* block = shape_.lane_var >= 0 ? digit(shape_.blocks) : nullptr;
-  cross_unit_ = digit(shape_.cross_blocks);
-  Value* row_unit = digit(shape_.row_blocks);
+  Value* block = digit(shape_.blocks, shape_.open_blocks);
+  cross_unit_ = digit(shape_.cross_blocks, -1);
+  Value* row_unit = digit(shape_.row_blocks, shape_.open_row_blocks);
   const std::vector<int>& vars = shape_.unit_vars;
   for (size_t k = vars.size(); k-- > 0;) {
     const int64_t extent = nest_.extents[vars[k]];
@@ -218,14 +230,14 @@ void Emitter::emit_unit(Value* unit) {
     }
     bool last = true;  // the outermost variable longer than one needs no remainder
     for (size_t j = 0; j < k; ++j) last &= nest_.extents[vars[j]] <= 1;
-    loop_values_[vars[k]] = last ? rest : b_.CreateURem(rest, b_.getInt64(extent));
-    if (!last) rest = b_.CreateUDiv(rest, b_.getInt64(extent));
+    loop_values_[vars[k]] = last ? rest : b_.CreateURem(rest, extent_of(vars[k]));
+    if (!last) rest = b_.CreateUDiv(rest, extent_of(vars[k]));
   }
   if (shape_.lane_var < 0) return emit_stages();
   const auto rows = [&] { nested(shape_.inner_vars, 0, [&] { emit_columns(block); }); };
   if (shape_.row_var < 0) return rows();
   over_block(
-      row_unit, shape_.row_blocks, shape_.row_block, nest_.extents[shape_.row_var], 1,
+      row_unit, shape_.row_var, shape_.row_blocks, shape_.row_block, 1,
       [&](Value* row) {
         loop_values_[shape_.row_var] = row;
         rows();
@@ -247,66 +259,64 @@ void Emitter::set_lanes(int var, int width, int parts, Value* base, int64_t vali
   }
 }
 
-void Emitter::over_lanes(int var, int64_t extent, int width, int unroll, int64_t strip,
-                         const std::function<void()>& body, const std::function<void()>& after_strip) {
+void Emitter::over_lanes(int var, int width, int unroll, int64_t strip, const std::function<void()>& body,
+                         const std::function<void()>& after_strip) {
   const int64_t step = static_cast<int64_t>(width) * unroll;
-  const int64_t whole = extent / step * step;
+  const int64_t left = nest_.extents[var] % step, rounds = nest_.extents[var] / step;
+  Value* whole = extent_of(var, left);
   const Lanes before = lanes_;
   const auto round = [&](Value* i) {
     set_lanes(var, width, unroll, i, step);
     body();
   };
-  if (whole == step) {
+  if (rounds == 1) {
     round(b_.getInt64(0));
-  } else if (whole > 0 && (strip <= 0 || whole <= strip * step)) {
-    loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
-  } else if (whole > 0) {
+  } else if (rounds > 0 && (strip <= 0 || rounds <= strip)) {
+    loop(b_.getInt64(0), whole, step, false, round);
+  } else if (rounds > 0) {
     // Strips: the first level of accumulators is added to the second after each.
-    loop(b_.getInt64(0), b_.getInt64(whole), strip * step, false, [&](Value* start) {
+    loop(b_.getInt64(0), whole, strip * step, false, [&](Value* start) {
       Value* end = b_.CreateAdd(start, b_.getInt64(strip * step));
-      Value* clipped = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(whole)), end, b_.getInt64(whole));
-      loop(start, clipped, step, false, round);
+      loop(start, b_.CreateSelect(b_.CreateICmpSLT(end, whole), end, whole), step, false, round);
       if (after_strip) after_strip();
     });
   }
-  if (extent > whole) {
-    const int parts = static_cast<int>((extent - whole + width - 1) / width);
-    set_lanes(var, width, parts, b_.getInt64(whole), extent - whole);
+  if (left) {
+    set_lanes(var, width, static_cast<int>((left + width - 1) / width), whole, left);
     body();
   }
   lanes_ = before;
 }
 
-void Emitter::over_block(Value* block, int64_t blocks, int64_t block_size, int64_t extent, int64_t step,
-                         const std::function<void(Value*)>& round, const std::function<void(int64_t)>& tail) {
-  const int64_t whole = extent / step * step;
-  if (blocks <= 1) {
-    if (whole > 0) loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
-    if (whole < extent) tail(whole);
+void Emitter::over_block(Value* block, int var, int64_t blocks, int64_t block_size, int64_t step,
+                         const std::function<void(Value*)>& round, const std::function<void(Value*, int64_t)>& tail) {
+  const int64_t extent = nest_.extents[var], left = extent % step;
+  Value* whole = extent_of(var, left);
+  if (blocks <= 1 && !is_open(var)) {
+    if (left < extent) loop(b_.getInt64(0), whole, step, false, round);
+    if (left) tail(whole, left);
     return;
   }
   Value* lo = b_.CreateMul(block, b_.getInt64(block_size));
-  Value* hi = b_.CreateAdd(lo, b_.getInt64(block_size));
-  hi = b_.CreateSelect(b_.CreateICmpSLT(hi, b_.getInt64(whole)), hi, b_.getInt64(whole));
-  loop(lo, hi, step, true, round);
-  if (whole == extent) return;
-  when(b_.CreateICmpEQ(block, b_.getInt64(blocks - 1)), [&] { tail(whole); });
+  Value* end = b_.CreateAdd(lo, b_.getInt64(block_size));
+  loop(lo, b_.CreateSelect(b_.CreateICmpSLT(end, whole), end, whole), step, true, round);
+  if (left) when(b_.CreateICmpSGT(end, whole), [&] { tail(whole, left); });
 }
 
 void Emitter::emit_columns(Value* block) {
-  const int64_t extent = nest_.extents[shape_.lane_var];
   const int width = shape_.stage_width.empty() ? shape_.width : shape_.stage_width[0];
   const int unroll = shape_.stage_unroll.empty() ? 1 : shape_.stage_unroll[0];
-  if (shape_.blocks <= 1) return over_lanes(shape_.lane_var, extent, width, unroll, 0, [&] { emit_stages(); }, nullptr);
+  if (shape_.blocks <= 1 && !is_open(shape_.lane_var))
+    return over_lanes(shape_.lane_var, width, unroll, 0, [&] { emit_stages(); }, nullptr);
   // Blocks are whole rounds; the last one takes what is left, and the masked remainder.
   const int64_t step = static_cast<int64_t>(width) * unroll;
   const auto round = [&](Value* i) {
     set_lanes(shape_.lane_var, width, unroll, i, step);
     emit_stages();
   };
-  over_block(block, shape_.blocks, shape_.block, extent, step, round, [&](int64_t whole) {
-    const int parts = static_cast<int>((extent - whole + width - 1) / width);
-    set_lanes(shape_.lane_var, width, parts, b_.getInt64(whole), extent - whole);
+  over_block(block, shape_.lane_var, shape_.blocks, shape_.block, step, round, [&](Value* whole, int64_t left) {
+    const int parts = static_cast<int>((left + width - 1) / width);
+    set_lanes(shape_.lane_var, width, parts, whole, left);
     emit_stages();
   });
   lanes_ = {};
@@ -321,11 +331,9 @@ void Emitter::emit_stages() {
       begin_reductions(s, columns ? lanes_.width : 1, columns ? lanes_.parts : 1, 0);
       if (const int cross = shape_.stage_cross[k]; cross >= 0)
         over_block(
-            cross_unit_, shape_.cross_blocks, shape_.cross_block, nest_.extents[cross], lanes_.width,
+            cross_unit_, cross, shape_.cross_blocks, shape_.cross_block, lanes_.width,
             [&](Value* i) { emit_tile(s, cross, i, lanes_.width); },
-            [&](int64_t whole) {
-              emit_tile(s, cross, b_.getInt64(whole), static_cast<int>(nest_.extents[cross] - whole));
-            });
+            [&](Value* whole, int64_t left) { emit_tile(s, cross, whole, static_cast<int>(left)); });
       else
         emit_body(s);
       finish_reductions(s, columns);
@@ -335,15 +343,6 @@ void Emitter::emit_stages() {
       emit_row_stage(s, static_cast<int>(k));
   }
 }
-
-namespace {
-/// Levels above the accumulators with which none adds up much more than a strip, in so many rounds.
-int levels_for(int64_t rounds) {
-  int levels = 0;
-  for (; rounds > kStrip; rounds /= kStrip) ++levels;
-  return levels;
-}
-}  // namespace
 
 void Emitter::in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade,
                         const std::function<void(bool)>& body) {
@@ -371,15 +370,14 @@ void Emitter::emit_row_stage(const Stage& s, int k) {
   const int width = shape_.stage_width[k], unroll = shape_.stage_unroll[k];
   const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
   const int64_t step = static_cast<int64_t>(width) * unroll, rounds = (extent + step - 1) / step;
-  const int levels = extent > 0 ? levels_for(size / extent * rounds) : 0;
+  const int levels = shape_.stage_levels[k];
   begin_reductions(s, width, unroll, levels);
   if (size > 0) {
     const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
     in_strips(outer, rounds, levels > 0, [&](bool strips) {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, 1, 1, 0);
-      over_lanes(
-          s.vars.back(), extent, width, unroll, strips ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
+      over_lanes(s.vars.back(), width, unroll, strips ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
       if (strips) flush_cascade();
     });
   }
@@ -388,7 +386,7 @@ void Emitter::emit_row_stage(const Stage& s, int k) {
 
 void Emitter::emit_column_stage(const Stage& s, int k) {
   const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
-  const int levels = levels_for(size);
+  const int levels = shape_.stage_levels[k];
   begin_reductions(s, lanes_.width, lanes_.parts, levels);
   if (size > 0) {
     const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
@@ -397,23 +395,23 @@ void Emitter::emit_column_stage(const Stage& s, int k) {
     in_strips(outer, extent, levels > 0, [&](bool strips) {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, 0);
-      const int64_t whole = extent / step * step;
+      const int64_t left = extent % step;
+      Value* whole = extent_of(s.vars.back(), left);
       const auto round = [&](Value* i) {
         if (cross >= 0) return emit_tile(s, cross, i, step);
         loop_values_[s.vars.back()] = i;
         emit_body(s);
       };
-      if (!strips && whole > 0)
-        loop(b_.getInt64(0), b_.getInt64(whole), step, false, round);
+      if (!strips && left < extent)
+        loop(b_.getInt64(0), whole, step, false, round);
       else if (strips)
-        loop(b_.getInt64(0), b_.getInt64(whole), kStrip, false, [&](Value* start) {
+        loop(b_.getInt64(0), whole, kStrip, false, [&](Value* start) {
           Value* end = b_.CreateAdd(start, b_.getInt64(kStrip));
-          end = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(whole)), end, b_.getInt64(whole));
-          loop(start, end, step, false, round);
+          loop(start, b_.CreateSelect(b_.CreateICmpSLT(end, whole), end, whole), step, false, round);
           flush_cascade();
         });
-      if (whole < extent) emit_tile(s, cross, b_.getInt64(whole), static_cast<int>(extent - whole));
-      if (strips && whole < extent) flush_cascade();
+      if (left) emit_tile(s, cross, whole, static_cast<int>(left));
+      if (strips && left) flush_cascade();
     });
   }
   finish_reductions(s, true);

@@ -35,6 +35,8 @@ llvm::Value* Emitter::scalar_index(const Expr& e) {
       case AtomKind::Var:
         if (n.var_kind == VarKind::Loop)
           v = n.id == lanes_.var ? lanes_.base : loop_values_.at(n.id);
+        else if (n.var_kind == VarKind::Size)
+          v = sizes_.at(n.id);
         else
           v = part(indirect_.at(n.id), 0, 1);
         KILN_CHECK(v, "index variable without a value in " + nest_.name);
@@ -110,6 +112,8 @@ llvm::Value* Emitter::lane_index(const Expr& e, int p) {
           v = b_.CreateAdd(splat(lanes_.base, w), llvm::ConstantVector::get(iota));
         } else if (n.var_kind == VarKind::Loop) {
           v = splat(loop_values_.at(n.id), w);
+        } else if (n.var_kind == VarKind::Size) {
+          v = splat(sizes_.at(n.id), w);
         } else {
           v = part(indirect_.at(n.id), p, w);
         }

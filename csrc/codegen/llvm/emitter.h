@@ -29,9 +29,6 @@ class MathLibrary {
   std::unordered_map<std::string, void*> known_;
 };
 
-/// Rounds that one accumulator adds up before it goes to the next level: keeps the error of long sums small.
-constexpr int64_t kStrip = 128;
-
 class Emitter {
  public:
   Emitter(llvm::Module& module, MathLibrary& math, const schedule::Kernel& kernel,
@@ -60,6 +57,10 @@ class Emitter {
   void emit_unit(Value* unit);
   void emit_columns(Value* block);
   void emit_segments();
+  Value* argument(Value* at);  // KernelShape::args[at]
+  bool is_open(int var) const { return shape_.open[var] >= 0; }
+  /// A variable's extent, less `left`.
+  Value* extent_of(int var, int64_t left = 0);
   void load_pointers(Value* first);
   void emit_stages();
   void emit_row_stage(const loops::Stage& s, int stage_index);
@@ -73,13 +74,13 @@ class Emitter {
   /// As nested. With `cascade` the accumulators go to their second level after about a strip of rounds, of which the
   /// body does `rounds`: here, or within the body, which is told so.
   void in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade, const std::function<void(bool)>& body);
-  /// Runs body over [0, extent) of the lane variable in vectors, the remainder in a masked last round.
-  void over_lanes(int var, int64_t extent, int width, int unroll, int64_t strip, const std::function<void()>& body,
+  /// Runs body over all of the lane variable in vectors, the remainder in a masked last round.
+  void over_lanes(int var, int width, int unroll, int64_t strip, const std::function<void()>& body,
                   const std::function<void()>& after_strip);
-  /// One block's share of [0, extent): whole rounds of `step`, and in the last block what is left, from its first
-  /// element.
-  void over_block(Value* block, int64_t blocks, int64_t block_size, int64_t extent, int64_t step,
-                  const std::function<void(Value*)>& round, const std::function<void(int64_t)>& tail);
+  /// One block's share of a variable's elements: whole rounds of `step`, and in the last block what is left: where, and
+  /// how much.
+  void over_block(Value* block, int var, int64_t blocks, int64_t block_size, int64_t step,
+                  const std::function<void(Value*)>& round, const std::function<void(Value*, int64_t)>& tail);
   void set_lanes(int var, int width, int parts, Value* base, int64_t valid_lanes);
 
   // emit_ops.cpp
@@ -194,6 +195,7 @@ class Emitter {
   std::unordered_map<loops::BufferId, Value*> pointers_;
   std::unordered_map<loops::BufferId, bool> written_;
   std::unordered_map<loops::BufferId, llvm::MDNode*> scope_, noalias_;
+  std::vector<Value*> sizes_;        // per argument of a kernel without segments: its value
   std::vector<Value*> loop_values_;  // per loop variable: its scalar value (of the vector variable: unused)
   std::vector<Parts> env_;           // per instruction
   std::vector<Parts> indirect_;      // per indirect variable, as i64

@@ -1,4 +1,5 @@
 #include <limits>
+#include <set>
 
 #include "loops_harness.h"
 
@@ -591,6 +592,136 @@ TEST(Llvm, KernelsThatDifferInWhereTheyBeginShareCode) {
   Memory m(p.buffers);
   for (int i = 0; i < 400; ++i) m.data<float>(x)[i] = static_cast<float>(i * i);
   for (int bits : {512, 256, 128}) check_program(p, m, 0, one_each, bits);
+}
+
+namespace {
+/// How many functions the programs `make` builds for `sizes` have in all, each of one kernel and checked against the
+/// interpreter.
+size_t codes_of(const std::vector<std::vector<int64_t>>& sizes,
+                const std::function<void(Program&, const std::vector<int64_t>&)>& make, int simd_bits = 0) {
+  std::mt19937 rng(3);
+  std::set<codegen::KernelFn> codes;
+  for (const std::vector<int64_t>& s : sizes) {
+    Program p;
+    make(p, s);
+    Memory m(p.buffers);
+    for (size_t b = 0; b < p.buffers.size(); ++b)
+      if (p.buffers[b].kind == BufferKind::Input) fill(m, p.buffers, static_cast<BufferId>(b), rng);
+    const auto kernels = check_program(p, m, 1e-4, {}, simd_bits);
+    EXPECT_EQ(kernels.size(), 1u);
+    codes.insert(kernels[0].fn);
+  }
+  return codes.size();
+}
+}  // namespace
+
+// What a batch size or a sequence's length changes is not in the code.
+TEST(Llvm, OneCodeServesAllBatchSizes) {
+  const auto add = [](Program& p, const char* name, int64_t n, BufferKind kind) {
+    return p.add_buffer(name, DType::Float32, n, kind);
+  };
+  // Rows of a batch and a length, normalized; the place in the sequence counts.
+  const auto rows = [&](Program& p, const std::vector<int64_t>& s) {
+    const BufferId x = add(p, "x", s[0] * s[1] * 96, BufferKind::Input),
+                   y = add(p, "y", s[0] * s[1] * 96, BufferKind::Output);
+    NestBuilder b(p.buffers, "rows", {s[0], s[1]});
+    const Expr row = b.outer()[0] * Expr(s[1] * 96) + b.outer()[1] * Expr(96);
+    const auto in = b.stage({96});
+    const Val sum = b.reduce(ReduceKind::Sum, {b.load(x, row + in[0])})[0];
+    const auto out = b.stage({96});
+    b.store(y, row + out[0],
+            b.Sub(b.Add(b.load(x, row + out[0]), b.cast(b.index_value(b.outer()[1]), DType::Float32)), sum));
+    p.add_nest(b.finish());
+  };
+  EXPECT_EQ(codes_of({{4, 100}, {4, 77}, {2, 128}, {7, 33}, {300, 2}}, rows), 1u);
+  // Sums down the columns: with and without a second level of accumulators.
+  const auto columns = [&](Program& p, const std::vector<int64_t>& s) {
+    const BufferId x = add(p, "x", s[0] * 64, BufferKind::Input), y = add(p, "y", 64, BufferKind::Output);
+    NestBuilder b(p.buffers, "columns", {64});
+    const auto in = b.stage({s[0]});
+    const Val sum = b.reduce(ReduceKind::Sum, {b.load(x, in[0] * Expr(64) + b.outer()[0])})[0];
+    b.stage({});
+    b.store(y, b.outer()[0], sum);
+    p.add_nest(b.finish());
+  };
+  EXPECT_EQ(codes_of({{400}, {385}, {511}, {300}}, columns), 1u);
+  EXPECT_EQ(codes_of({{40}, {50}, {100}, {128}, {129}, {400}}, columns), 2u);
+  // Long rows, whose length changes: as many codes as there are numbers of lanes left over.
+  const auto long_rows = [&](Program& p, const std::vector<int64_t>& s) {
+    const BufferId x = add(p, "x", s[0] * s[1], BufferKind::Input), y = add(p, "y", s[0], BufferKind::Output);
+    NestBuilder b(p.buffers, "long", {s[0]});
+    const auto in = b.stage({s[1]});
+    const Val sum = b.reduce(ReduceKind::Sum, {b.load(x, b.outer()[0] * Expr(s[1]) + in[0])})[0];
+    b.stage({});
+    b.store(y, b.outer()[0], sum);
+    p.add_nest(b.finish());
+  };
+  EXPECT_EQ(codes_of({{5, 640}, {8, 1280}, {3, 256}}, long_rows), 1u);
+  EXPECT_EQ(codes_of({{5, 640}, {8, 1285}, {3, 261}, {7, 64 * 200 + 5}, {7, 64 * 130 + 5}}, long_rows), 3u);
+  // Heads of attention, turned: batch, heads, length, elements of a head.
+  const auto heads = [&](Program& p, const std::vector<int64_t>& s) {
+    const int64_t n = s[0] * s[1] * s[2] * s[3];
+    const BufferId x = add(p, "x", n, BufferKind::Input), y = add(p, "y", n, BufferKind::Output);
+    p.add_nest(loops::pointwise(p.buffers, "heads", s,
+                                [&](loops::Ops& o, loops::Index i) {
+                                  return o.Neg(
+                                      o.load(x, ((i[0] * Expr(s[2]) + i[2]) * Expr(s[1]) + i[1]) * Expr(s[3]) + i[3]));
+                                },
+                                {y}));
+  };
+  for (int bits : {512, 256}) {
+    EXPECT_EQ(codes_of({{4, 8, 150, 64}, {4, 8, 177, 64}, {2, 8, 133, 64}, {3, 8, 200, 64}}, heads, bits), 1u);
+    codes_of({{4, 8, 100, 5}, {4, 8, 77, 5}, {2, 8, 3, 5}, {300, 8, 3, 5}, {300, 8, 2, 5}, {1, 8, 2, 5}}, heads, bits);
+  }
+  // Pictures and a number a channel; the transpose of the same, in tiles.
+  const auto pictures = [&](Program& p, const std::vector<int64_t>& s) {
+    const int64_t n = s[0] * s[1] * s[2];
+    const BufferId x = add(p, "x", n, BufferKind::Input), y = add(p, "y", n, BufferKind::Output);
+    const BufferId scale = add(p, "scale", s[1], BufferKind::Input);
+    p.add_nest(loops::pointwise(p.buffers, "pictures", s,
+                                [&](loops::Ops& o, loops::Index i) {
+                                  return o.Mul(o.load(x, (i[0] * Expr(s[1]) + i[1]) * Expr(s[2]) + i[2]),
+                                               o.load(scale, i[1]));
+                                },
+                                {y}));
+  };
+  EXPECT_EQ(codes_of({{4, 3, 128 * 128}, {9, 3, 64 * 96}, {2, 5, 64 * 128}}, pictures), 1u);
+  const auto turned = [&](Program& p, const std::vector<int64_t>& s) {
+    const int64_t n = s[0] * s[1] * s[2];
+    const BufferId x = add(p, "x", n, BufferKind::Input), y = add(p, "y", n, BufferKind::Output);
+    p.add_nest(loops::pointwise(
+        p.buffers, "turned", s,
+        [&](loops::Ops& o, loops::Index i) { return o.Neg(o.load(x, (i[0] * Expr(s[2]) + i[2]) * Expr(s[1]) + i[1])); },
+        {y}));
+  };
+  EXPECT_EQ(codes_of({{4, 64, 1024}, {3, 64, 2048}, {9, 64, 512}}, turned), 1u);
+  codes_of({{4, 64, 1024}, {3, 65, 1024}, {3, 64, 1030}, {3, 65, 1030}, {3, 200, 33}, {1, 200, 33}, {4, 200, 38}},
+           turned);
+}
+
+TEST(Llvm, CodeIsKeptAsLongAsItIsUsed) {
+  Program p;
+  const BufferId x = p.add_buffer("x", DType::Float32, 100, BufferKind::Input);
+  const BufferId y = p.add_buffer("y", DType::Float32, 100, BufferKind::Output);
+  p.add_nest(loops::pointwise(
+      p.buffers, "n", {100},
+      [&](loops::Ops& o, loops::Index i) { return o.Add(o.load(x, i[0]), o.constant(DType::Float32, 0.7251)); }, {y}));
+  const schedule::Plan plan = schedule::make_plan(p, {});
+  const auto compile = [&](const codegen::CompileOptions& options = {}) {
+    return codegen::compile_llvm(plan.kernels, plan.buffers, options).at(0);
+  };
+  auto first = compile();
+  EXPECT_EQ(compile().owner, first.owner);
+  codegen::CompileOptions anew;
+  anew.reuse = false;
+  EXPECT_NE(compile(anew).owner, first.owner);
+  codegen::CompileOptions with_text;
+  with_text.keep_text = true;  // the first code came without
+  EXPECT_NE(compile(with_text).text, nullptr);
+  const std::weak_ptr<const void> owner = first.owner;
+  first = {};
+  EXPECT_TRUE(owner.expired());
+  EXPECT_NE(compile().fn, nullptr);
 }
 
 }  // namespace kiln::testing

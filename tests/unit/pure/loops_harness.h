@@ -161,9 +161,10 @@ inline void run_plan(const schedule::Plan& plan, const std::vector<codegen::Comp
   }
 }
 
-/// Schedules and compiles `p`, runs both ways from the same data, compares every buffer that is not a Temp.
-inline void check_program(const Program& p, const Memory& start, double tolerance = 0, schedule::Options options = {},
-                          int simd_bits = 0) {
+/// Schedules and compiles `p`, runs both ways from the same data, compares every buffer that is not a Temp. Returns the
+/// kernels. Their code is kept, so that kernels of other sizes share it where they may.
+inline std::vector<codegen::CompiledKernel> check_program(const Program& p, const Memory& start, double tolerance = 0,
+                                                          schedule::Options options = {}, int simd_bits = 0) {
   loops::verify(p);
   Memory want = start;
   interpret_all(p, want);
@@ -171,17 +172,20 @@ inline void check_program(const Program& p, const Memory& start, double toleranc
   for (const auto& k : plan.kernels) loops::verify(k.nest, plan.buffers);
   codegen::CompileOptions compile;
   compile.simd_bits = simd_bits;
+  static std::vector<std::shared_ptr<const void>> kept;
   const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, compile);
+  for (const auto& k : kernels) kept.push_back(k.owner);
   Memory got(plan.buffers);
   for (size_t b = 0; b < p.buffers.size(); ++b) got.bytes[b] = start.bytes[b];
   got.link();
   run_plan(plan, kernels, got);
   for (const auto& bytes : got.bytes)
-    ASSERT_TRUE(std::all_of(bytes.end() - Memory::kBehind, bytes.end(), [](char c) { return c == 0; }))
+    EXPECT_TRUE(std::all_of(bytes.end() - Memory::kBehind, bytes.end(), [](char c) { return c == 0; }))
         << "written behind a buffer: " << schedule::print(plan);
   for (size_t b = 0; b < p.buffers.size(); ++b)
     if (p.buffers[b].kind != BufferKind::Temp)
       expect_close(want, got, p.buffers, static_cast<BufferId>(b), tolerance, schedule::print(plan));
+  return kernels;
 }
 
 }  // namespace kiln::testing
