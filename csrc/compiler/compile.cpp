@@ -112,8 +112,10 @@ std::shared_ptr<runtime::Artifact> compile_functional(const graph::Graph& g, boo
   if (!split) return generate(std::move(own));
   graph::verify(*split->prologue, /*functional=*/true);
   graph::verify(*split->rest, /*functional=*/true);
-  return runtime::frozen_artifact(generate(std::move(split->prologue)), generate(std::move(split->rest)),
-                                  std::move(split->prologue_inputs), std::move(split->rest_inputs));
+  std::string form = graph::print(*split->prologue);
+  return runtime::frozen_artifact(std::move(form), generate(std::move(split->prologue)),
+                                  generate(std::move(split->rest)), std::move(split->prologue_inputs),
+                                  std::move(split->rest_inputs));
 }
 
 }  // namespace kiln::compiler

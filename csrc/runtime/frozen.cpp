@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "aten/pch.h"
+#include "base/weak_map.h"
 
 namespace kiln::runtime {
 
@@ -41,9 +42,37 @@ void Snapshot::take(const at::Tensor& t) {
   samples_ = sample(t);
 }
 
-PackedWeight::Buffer::Buffer(int64_t floats)
+namespace {
+
+/// What weights alone gave, and of which.
+struct FrozenValues {
+  std::vector<Snapshot> of;
+  std::vector<at::Tensor> values;
+};
+
+// Never destroyed: artifacts may end after the process's statics.
+WeakMap<const PackedWeight::Buffer>& packed_weights() {
+  static auto* map = new WeakMap<const PackedWeight::Buffer>;
+  return *map;
+}
+WeakMap<const FrozenValues>& frozen_values() {
+  static auto* map = new WeakMap<const FrozenValues>;
+  return *map;
+}
+
+/// The key of what is made of these tensors in this form. Another tensor may get a dead one's address: snapshots tell.
+std::string key_of(std::string form, c10::ArrayRef<at::Tensor> weights) {
+  for (const at::Tensor& t : weights)
+    form += " " + std::to_string(reinterpret_cast<uintptr_t>(t.unsafeGetTensorImpl()));
+  return form;
+}
+
+}  // namespace
+
+PackedWeight::Buffer::Buffer(const at::Tensor& weight, int64_t floats)
     : data(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64))) {
   TORCH_CHECK_WITH(OutOfMemoryError, data || floats == 0, "kiln could not allocate a packed weight");
+  of.take(weight);
 }
 PackedWeight::Buffer::~Buffer() { std::free(data); }
 
@@ -51,16 +80,18 @@ std::shared_ptr<const PackedWeight::Buffer> PackedWeight::get(const at::Tensor& 
                                                               const std::function<void(float*)>& pack) const {
   std::lock_guard lock(mutex_);
   if (!weight.defined()) return nullptr;
-  if (!snapshot_.holds(weight)) {
-    snapshot_.take(weight);
-    packed_.reset();
-    return nullptr;
-  }
-  if (!packed_) {
-    auto made = std::make_shared<Buffer>(floats);
-    pack(made->data);
-    packed_ = std::move(made);
-  }
+  const bool again = snapshot_.holds(weight);
+  if (again && packed_) return packed_;
+  if (!again) snapshot_.take(weight);
+  const std::string key = key_of(form_, weight);
+  packed_ = packed_weights().find(key);
+  if (packed_ && packed_->of.holds(weight)) return packed_;
+  packed_.reset();
+  if (!again) return nullptr;
+  auto made = std::make_shared<Buffer>(weight, floats);
+  pack(made->data);
+  packed_ = std::move(made);
+  packed_weights().keep(key, packed_);
   return packed_;
 }
 
@@ -68,31 +99,22 @@ namespace {
 
 class FrozenArtifact final : public Artifact {
  public:
-  FrozenArtifact(std::shared_ptr<Artifact> prologue, std::shared_ptr<Artifact> rest,
+  FrozenArtifact(std::string form, std::shared_ptr<Artifact> prologue, std::shared_ptr<Artifact> rest,
                  std::vector<size_t> prologue_inputs, std::vector<size_t> rest_inputs)
-      : prologue_(std::move(prologue)),
+      : form_(std::move(form)),
+        prologue_(std::move(prologue)),
         rest_(std::move(rest)),
         prologue_inputs_(std::move(prologue_inputs)),
-        rest_inputs_(std::move(rest_inputs)),
-        snapshots_(prologue_inputs_.size()) {}
+        rest_inputs_(std::move(rest_inputs)) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     std::vector<at::Tensor> args;
-    args.reserve(rest_inputs_.size() + snapshots_.size());
+    args.reserve(rest_inputs_.size());
     for (size_t i : rest_inputs_) args.push_back(inputs[i]);
     {
       std::lock_guard lock(mutex_);
-      bool same = !values_.empty();
-      for (size_t i = 0; same && i < snapshots_.size(); ++i) same = snapshots_[i].holds(inputs[prologue_inputs_[i]]);
-      if (!same) {
-        std::vector<at::Tensor> weights;
-        for (size_t i : prologue_inputs_) weights.push_back(inputs[i]);
-        // Taken first: a write that happens meanwhile is then seen by the next call.
-        for (size_t i = 0; i < snapshots_.size(); ++i) snapshots_[i].take(weights[i]);
-        values_.clear();
-        values_ = prologue_->run(std::move(weights));
-      }
-      args.insert(args.end(), values_.begin(), values_.end());
+      if (!holds(frozen_, inputs)) make(inputs);
+      args.insert(args.end(), frozen_->values.begin(), frozen_->values.end());
     }
     inputs.clear();
     return rest_->run(std::move(args));
@@ -101,19 +123,43 @@ class FrozenArtifact final : public Artifact {
   std::string describe() const override { return prologue_->describe() + rest_->describe(); }
 
  private:
+  bool holds(const std::shared_ptr<const FrozenValues>& frozen, const std::vector<at::Tensor>& inputs) const {
+    bool same = frozen != nullptr;
+    for (size_t i = 0; same && i < prologue_inputs_.size(); ++i)
+      same = frozen->of[i].holds(inputs[prologue_inputs_[i]]);
+    return same;
+  }
+
+  void make(const std::vector<at::Tensor>& inputs) {
+    std::vector<at::Tensor> weights;
+    for (size_t i : prologue_inputs_) weights.push_back(inputs[i]);
+    const std::string key = key_of(form_, weights);
+    frozen_ = frozen_values().find(key);
+    if (holds(frozen_, inputs)) return;
+    frozen_.reset();
+    auto made = std::make_shared<FrozenValues>();
+    // Taken first: a write that happens meanwhile is then seen by the next call.
+    made->of.resize(weights.size());
+    for (size_t i = 0; i < weights.size(); ++i) made->of[i].take(weights[i]);
+    made->values = prologue_->run(std::move(weights));
+    frozen_ = std::move(made);
+    frozen_values().keep(key, frozen_);
+  }
+
+  std::string form_;
   std::shared_ptr<Artifact> prologue_, rest_;
   std::vector<size_t> prologue_inputs_, rest_inputs_;
   std::mutex mutex_;
-  std::vector<Snapshot> snapshots_;  // guarded by mutex_, as is values_
-  std::vector<at::Tensor> values_;
+  std::shared_ptr<const FrozenValues> frozen_;  // guarded by mutex_
 };
 
 }  // namespace
 
-std::shared_ptr<Artifact> frozen_artifact(std::shared_ptr<Artifact> prologue, std::shared_ptr<Artifact> rest,
-                                          std::vector<size_t> prologue_inputs, std::vector<size_t> rest_inputs) {
-  return std::make_shared<FrozenArtifact>(std::move(prologue), std::move(rest), std::move(prologue_inputs),
-                                          std::move(rest_inputs));
+std::shared_ptr<Artifact> frozen_artifact(std::string form, std::shared_ptr<Artifact> prologue,
+                                          std::shared_ptr<Artifact> rest, std::vector<size_t> prologue_inputs,
+                                          std::vector<size_t> rest_inputs) {
+  return std::make_shared<FrozenArtifact>(std::move(form), std::move(prologue), std::move(rest),
+                                          std::move(prologue_inputs), std::move(rest_inputs));
 }
 
 }  // namespace kiln::runtime

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "runtime/compiled_graph.h"
@@ -32,27 +33,34 @@ class Snapshot {
   std::array<uint64_t, kSamples> samples_{};
 };
 
-/// A packed form of one weight, made when two calls in a row bring the same one.
+/// A packed form of one weight, made when two calls in a row bring the same one. All artifacts of the process share it:
+/// those of one model for several batch sizes, above all.
 class PackedWeight {
  public:
   struct Buffer {
-    explicit Buffer(int64_t floats);
+    Buffer(const at::Tensor& weight, int64_t floats);
     ~Buffer();
+    Snapshot of;
     float* data;
   };
+  /// `form` says all that the packed form depends on, but for the weight: what is packed how, which part of it.
+  explicit PackedWeight(std::string form) : form_(std::move(form)) {}
   /// The packed form of `weight` (`floats` floats, written by `pack`); null while it changes from call to call.
   std::shared_ptr<const Buffer> get(const at::Tensor& weight, int64_t floats,
                                     const std::function<void(float*)>& pack) const;
 
  private:
+  std::string form_;
   mutable std::mutex mutex_;
   mutable Snapshot snapshot_;                     // guarded by mutex_
   mutable std::shared_ptr<const Buffer> packed_;  // guarded by mutex_; of snapshot_
 };
 
 /// An artifact whose first part, `prologue`, depends on weights alone and runs when they change. `rest` takes the
-/// inputs numbered `rest_inputs`, then the prologue's outputs.
-std::shared_ptr<Artifact> frozen_artifact(std::shared_ptr<Artifact> prologue, std::shared_ptr<Artifact> rest,
-                                          std::vector<size_t> prologue_inputs, std::vector<size_t> rest_inputs);
+/// inputs numbered `rest_inputs`, then the prologue's outputs. Artifacts of equal `form`, the prologue as a text, share
+/// what it makes of the same weights.
+std::shared_ptr<Artifact> frozen_artifact(std::string form, std::shared_ptr<Artifact> prologue,
+                                          std::shared_ptr<Artifact> rest, std::vector<size_t> prologue_inputs,
+                                          std::vector<size_t> rest_inputs);
 
 }  // namespace kiln::runtime

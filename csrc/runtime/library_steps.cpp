@@ -59,7 +59,9 @@ class LibraryStep : public RowsStep {
 struct FrozenOperand {
   Slot slot = kNoSlot;  // the weight's input; kNoSlot if the operand is none
   PackedWeight weight;
-  FrozenOperand(const Plan& plan, Slot operand) {
+  /// `form`: as PackedWeight's, of the operand.
+  FrozenOperand(const Plan& plan, Slot operand, const std::string& form)
+      : weight(form + " at " + std::to_string(plan.slots[operand].meta.offset)) {
     const SlotInfo& info = plan.slots[operand];
     const Slot root = info.kind == SlotInfo::Kind::View ? info.base : operand;
     if (plan.slots[root].frozen) slot = root;
@@ -111,7 +113,7 @@ class ProductStep final : public LibraryStep {
   ProductStep(const Node& node, Slot a, Slot b, Slot bias, Slot c, const Plan& plan)
       : LibraryStep("matmul " + node.op.name(),
                     bias == kNoSlot ? std::vector<Slot>{a, b} : std::vector<Slot>{a, b, bias}, {c}),
-        weight_(plan, b),
+        weight_(plan, b, form_of(plan.slots[b].meta)),
         a_(a),
         b_(b),
         bias_(bias),
@@ -126,6 +128,14 @@ class ProductStep final : public LibraryStep {
     if (k_ == 1) a_col_ = 1;
     ldc_ = mc.strides[r - 2];
     if (r == 3) batch_ = mc.sizes[0], a_batch_ = ma.strides[0], b_batch_ = mb.strides[0], c_batch_ = mc.strides[0];
+  }
+
+  /// As PackedWeight's, of the right side.
+  static std::string form_of(const TensorMeta& b) {
+    std::string form = "product";
+    for (size_t d = b.sizes.size() - 2; d < b.sizes.size(); ++d)
+      form += " " + std::to_string(b.sizes[d]) + ":" + std::to_string(b.strides[d]);
+    return form;
   }
 
   int64_t row_length() const override { return batch_ == 1 && ldc_ == n_ ? n_ : 0; }
@@ -233,8 +243,8 @@ class ConvolutionStep final : public LibraryStep {
   ConvolutionStep(const conv::Shape& shape, Slot x, Slot w, Slot bias, Slot y, const Plan& plan)
       : LibraryStep("convolution", bias == kNoSlot ? std::vector<Slot>{x, w} : std::vector<Slot>{x, w, bias}, {y}),
         shape_(shape),
-        weight_(plan, w),
         strides_(weight_strides(plan.slots[w].meta)),
+        weight_(plan, w, conv::packed_weight_form(shape, strides_)),
         x_(x),
         w_(w),
         bias_(bias),
@@ -263,8 +273,8 @@ class ConvolutionStep final : public LibraryStep {
   }
 
   conv::Shape shape_;
-  FrozenOperand weight_;
   conv::WeightStrides strides_;
+  FrozenOperand weight_;
   Slot x_, w_, bias_, y_;
 };
 

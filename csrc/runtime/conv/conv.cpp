@@ -191,6 +191,12 @@ void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, f
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
 }
 
+std::string packed_weight_form(const Shape& s, const WeightStrides& ws) {
+  std::string form = prefers_winograd(s, Weight::Kept) ? "winograd" : joins_taps(s) ? "joined taps" : "taps";
+  for (int64_t n : {s.kh, s.kw, s.ci, s.co, ws.o, ws.i, ws.h, ws.w}) form += " " + std::to_string(n);
+  return form;
+}
+
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) {
   if (is_depthwise(s)) return s.taps() * s.ci;

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "runtime/gemm/gemm.h"
 
@@ -32,6 +33,9 @@ int64_t packed_weight_floats(const Shape& s);
 bool worth_packing(const Shape& s);
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const gemm::Parallel& parallel);
+/// What decides what pack_weight writes, but for the weight: one packed weight serves pictures of any size that need it
+/// in the same form.
+std::string packed_weight_form(const Shape& s, const WeightStrides& ws);
 /// y = conv(x, weight) (+ epilogue.bias[co]), the weight packed; a row of the epilogue is a pixel. `workspace`:
 /// forward_packed_workspace floats, 64-byte aligned.
 void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
