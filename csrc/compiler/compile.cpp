@@ -14,6 +14,7 @@
 #include "decompose/decompose.h"
 #include "graph/passes/passes.h"
 #include "runtime/aten_artifact.h"
+#include "runtime/disk_cache.h"
 #include "runtime/frozen.h"
 #include "runtime/library_steps.h"
 
@@ -81,6 +82,7 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
     c.threads = at::get_num_threads();
     c.keep_text = log_enabled(Topic::output_code);
     c.reuse = pass_enabled("codegen.reuse");
+    c.store = runtime::disk_cache();
     c.resolve = resolve;
     kernels = codegen::compile_llvm(schedule.kernels, schedule.buffers, c);
   }

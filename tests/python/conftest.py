@@ -6,6 +6,7 @@ from pathlib import Path
 
 os.environ.setdefault("KILN_STRICT", "1")
 os.environ.setdefault("KILN_VERIFY", "1")
+os.environ.setdefault("KILN_DISK_CACHE", "0")  # what a test compiles is not from another run
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/common/object_store.h"
 #include "schedule/schedule.h"
 
 // The door to the code generators: scheduled kernels in, callable functions out.
@@ -36,10 +37,11 @@ struct CompiledKernel {
 };
 
 struct CompileOptions {
-  int simd_bits = 0;       // 0: the host's best (512, 256 or 128)
-  int threads = 2;         // compile on this many
-  bool keep_text = false;  // fill CompiledKernel::text
-  bool reuse = true;       // code of earlier calls in this process, for kernels of the same structure
+  int simd_bits = 0;             // 0: the host's best (512, 256 or 128)
+  int threads = 2;               // compile on this many
+  bool keep_text = false;        // fill CompiledKernel::text
+  bool reuse = true;             // code of earlier calls in this process, for kernels of the same structure
+  ObjectStore* store = nullptr;  // of earlier processes, if there is one; not asked when keep_text or not reuse
   /// Address of a function by name (vector math of the host process), or null. Names asked for: Sleef_expf16_u10 and
   /// such.
   std::function<void*(const std::string& name)> resolve;

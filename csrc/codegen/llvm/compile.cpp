@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/build_id.h"
 #include "base/error.h"
 #include "base/timer.h"
 #include "base/weak_map.h"
@@ -13,22 +14,20 @@
 #include "codegen/common/text.h"
 #include "codegen/llvm/emitter.h"
 #include "codegen/llvm/jit.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/xxhash.h"
 
-// Kernels in, functions out: those of equal structure once, in groups, on a few threads.
+// Kernels in, functions out: those of equal structure once, on a few threads.
 namespace kiln::codegen {
 namespace {
 
 struct Unique {
   std::vector<int> kernels;  // those of this structure; the first one is compiled
-  std::string key;
-  std::string symbol;
-};
-
-struct Group {
-  std::vector<int> uniques;
+  std::string key;           // what its code depends on, on this host
+  std::string symbol;        // of its own in whatever library it is loaded into
   std::unique_ptr<llvm::MemoryBuffer> object;
-  std::vector<std::pair<std::string, void*>> externals;
-  std::vector<std::string> texts;  // one per unique
+  std::vector<std::pair<std::string, void*>> externals;  // functions that it calls
+  std::shared_ptr<const std::string> text;
 };
 
 struct Code {
@@ -42,6 +41,94 @@ struct Code {
 WeakMap<const Code>& known_code() {
   static auto* map = new WeakMap<const Code>;  // never destroyed, like the code itself
   return *map;
+}
+
+uint64_t checksum(llvm::StringRef bytes) { return llvm::xxh3_64bits(bytes); }
+
+std::string symbol_of(const std::string& key) {
+  const auto hash = llvm::xxh3_128bits({reinterpret_cast<const uint8_t*>(key.data()), key.size()});
+  return "kernel_" + llvm::utohexstr(hash.high64) + "_" + llvm::utohexstr(hash.low64);
+}
+
+/// Key in a store: other processes may be of other builds, and on other machines.
+std::string stored_key(const std::string& key) {
+  static const std::string here =
+      "\n" + host_cpu() + " " + llvm::utohexstr(checksum(host_features())) + " " + build_id();
+  return key + here;
+}
+
+void take_stored(std::vector<Unique>& uniques, const CompileOptions& options) {
+  std::vector<std::string> keys;
+  std::unordered_map<std::string, Unique*> by_key;
+  for (Unique& u : uniques) by_key[keys.emplace_back(stored_key(u.key))] = &u;
+  for (const StoredObject& o : options.store->find(keys)) {
+    Unique& u = *by_key.at(o.key);
+    MathLibrary math(options.resolve);
+    bool all = true;
+    for (const std::string& name : o.externals) all &= math.find(name);
+    if (!all || checksum(o.code) != o.checksum) continue;
+    u.externals = math.externals();
+    u.object = llvm::MemoryBuffer::getMemBufferCopy(o.code, u.symbol);
+  }
+}
+
+/// Compiles those that have no object, on a few threads.
+void compile_new(std::vector<Unique>& uniques, const std::vector<schedule::Kernel>& kernels,
+                 const std::vector<loops::Buffer>& buffers, const std::vector<KernelShape>& shapes,
+                 const CompileOptions& options) {
+  std::vector<Unique*> fresh;
+  for (Unique& u : uniques)
+    if (!u.object) fresh.push_back(&u);
+  if (fresh.empty()) return;
+  const StageTimer timer("codegen.llvm");
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr error;
+  const auto work = [&] {
+    try {
+      std::unique_ptr<llvm::TargetMachine> machine = make_target_machine();
+      for (size_t i; (i = next++) < fresh.size();) {
+        Unique& u = *fresh[i];
+        llvm::LLVMContext context;
+        llvm::Module module(u.symbol, context);
+        module.setTargetTriple(machine->getTargetTriple().str());
+        module.setDataLayout(machine->createDataLayout());
+        MathLibrary math(options.resolve);
+        const int k = u.kernels[0];
+        Emitter(module, math, kernels[k], buffers, shapes[k]).emit(u.symbol);
+        for (llvm::Function& f : module)
+          if (!f.isDeclaration()) {
+            f.addFnAttr("target-cpu", host_cpu());
+            f.addFnAttr("target-features", host_features());
+          }
+        u.object = compile_module(module, *machine);
+        if (options.keep_text) {
+          std::string text;
+          llvm::raw_string_ostream stream(text);
+          module.getFunction(u.symbol)->print(stream);
+          u.text = std::make_shared<const std::string>(stream.str());
+        }
+        u.externals = math.externals();
+      }
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!error) error = std::current_exception();
+      next = fresh.size();
+    }
+  };
+  std::vector<std::thread> pool;
+  for (int t = 1; t < std::min<int>(options.threads, static_cast<int>(fresh.size())); ++t) pool.emplace_back(work);
+  work();
+  for (std::thread& t : pool) t.join();
+  if (error) std::rethrow_exception(error);
+  if (!options.store) return;
+  std::vector<StoredObject> objects;
+  for (const Unique* u : fresh) {
+    StoredObject& o = objects.emplace_back(StoredObject{stored_key(u->key), u->object->getBuffer().str(), {}});
+    for (const auto& e : u->externals) o.externals.push_back(e.first);
+    o.checksum = checksum(o.code);
+  }
+  options.store->keep(objects);
 }
 
 }  // namespace
@@ -75,7 +162,7 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
     c.args = shapes[k].args;
     const std::string key = std::to_string(simd) + " " + canonical_text(kernels[k], buffers, shapes[k]);
     const auto [it, fresh] = by_key.try_emplace(key, static_cast<int>(uniques.size()));
-    if (fresh) uniques.push_back({{}, key, "kernel_" + std::to_string(uniques.size())});
+    if (fresh) uniques.push_back({{}, key, symbol_of(key), nullptr, {}, nullptr});
     uniques[it->second].kernels.push_back(static_cast<int>(k));
   }
   if (options.reuse)
@@ -87,79 +174,24 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
     });
   if (uniques.empty()) return out;
 
-  const StageTimer timer("codegen.llvm");
-  const int threads = std::max(1, std::min<int>(options.threads, static_cast<int>(uniques.size())));
-  // A few groups a thread, so that one long kernel does not leave the other thread idle.
-  const size_t group_count = std::min<size_t>(uniques.size(), threads == 1 ? 1 : static_cast<size_t>(threads) * 3);
-  std::vector<Group> groups(group_count);
-  for (size_t u = 0; u < uniques.size(); ++u) groups[u % group_count].uniques.push_back(static_cast<int>(u));
-
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr error;
-  const auto work = [&] {
-    try {
-      std::unique_ptr<llvm::TargetMachine> machine = make_target_machine();
-      for (size_t g; (g = next++) < groups.size();) {
-        Group& group = groups[g];
-        llvm::LLVMContext context;
-        llvm::Module module("kiln." + std::to_string(g), context);
-        module.setTargetTriple(machine->getTargetTriple().str());
-        module.setDataLayout(machine->createDataLayout());
-        MathLibrary math(options.resolve);
-        for (int u : group.uniques) {
-          const int k = uniques[u].kernels[0];
-          Emitter(module, math, kernels[k], buffers, shapes[k]).emit(uniques[u].symbol);
-        }
-        for (llvm::Function& f : module)
-          if (!f.isDeclaration()) {
-            f.addFnAttr("target-cpu", host_cpu());
-            f.addFnAttr("target-features", host_features());
-          }
-        group.object = compile_module(module, *machine);
-        if (options.keep_text)
-          for (int u : group.uniques) {
-            std::string text;
-            llvm::raw_string_ostream stream(text);
-            module.getFunction(uniques[u].symbol)->print(stream);
-            group.texts.push_back(stream.str());
-          }
-        group.externals = math.externals();
-      }
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (!error) error = std::current_exception();
-      next = groups.size();
-    }
-  };
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) pool.emplace_back(work);
-  work();
-  for (std::thread& t : pool) t.join();
-  if (error) std::rethrow_exception(error);
+  CompileOptions how = options;
+  if (!options.reuse || options.keep_text || build_id().empty()) how.store = nullptr;
+  if (how.store) take_stored(uniques, how);
+  compile_new(uniques, kernels, buffers, shapes, how);
 
   std::vector<std::unique_ptr<llvm::MemoryBuffer>> objects;
   std::vector<std::string> symbols;
-  std::vector<int> order;
-  std::vector<std::shared_ptr<const std::string>> texts;
   std::unordered_map<std::string, void*> externals;
-  for (Group& g : groups) {
-    objects.push_back(std::move(g.object));
-    for (const auto& e : g.externals) externals.insert(e);
-    for (size_t i = 0; i < g.uniques.size(); ++i) {
-      const int u = g.uniques[i];
-      symbols.push_back(uniques[u].symbol);
-      order.push_back(u);
-      if (options.keep_text) texts.push_back(std::make_shared<const std::string>(std::move(g.texts[i])));
-    }
+  for (Unique& u : uniques) {
+    objects.push_back(std::move(u.object));
+    symbols.push_back(u.symbol);
+    externals.insert(u.externals.begin(), u.externals.end());
   }
   const LoadedCode loaded = load_objects(std::move(objects), symbols, {externals.begin(), externals.end()});
-  for (size_t i = 0; i < order.size(); ++i) {
-    const Unique& u = uniques[order[i]];
-    const auto code =
-        std::make_shared<const Code>(Code{loaded.owner, loaded.addresses[i], options.keep_text ? texts[i] : nullptr});
-    give(u, code);
-    if (options.reuse) known_code().keep(u.key, code);
+  for (size_t i = 0; i < uniques.size(); ++i) {
+    const auto code = std::make_shared<const Code>(Code{loaded.owner, loaded.addresses[i], uniques[i].text});
+    give(uniques[i], code);
+    if (options.reuse) known_code().keep(uniques[i].key, code);
   }
   return out;
 }

@@ -19,9 +19,9 @@ namespace kiln::codegen {
 class MathLibrary {
  public:
   explicit MathLibrary(std::function<void*(const std::string&)> resolve) : resolve_(std::move(resolve)) {}
-  /// Address by name, from the resolver; null if it has none. Found ones become externals of the code.
+  /// Whether there is such a function: one of the C library's by the name kiln_libm_<name>, or the resolver's. Found
+  /// ones become externals of the code.
   bool find(const std::string& name);
-  void add(const std::string& name, void* address);
   std::vector<std::pair<std::string, void*>> externals() const;
 
  private:

@@ -8,23 +8,6 @@ namespace kiln::codegen {
 
 using loops::Opcode;
 
-bool MathLibrary::find(const std::string& name) {
-  const auto it = known_.find(name);
-  if (it != known_.end()) return it->second != nullptr;
-  void* address = resolve_ ? resolve_(name) : nullptr;
-  known_[name] = address;
-  return address != nullptr;
-}
-
-void MathLibrary::add(const std::string& name, void* address) { known_[name] = address; }
-
-std::vector<std::pair<std::string, void*>> MathLibrary::externals() const {
-  std::vector<std::pair<std::string, void*>> out;
-  for (const auto& [name, address] : known_)
-    if (address) out.push_back({name, address});
-  return out;
-}
-
 namespace {
 
 struct MathRow {
@@ -65,7 +48,35 @@ const MathRow& row_of(Opcode op) {
   throw InternalError("no code for " + std::string(loops::opcode_name(op)));
 }
 
+std::string libm_name(const MathRow& row, bool single) {
+  return "kiln_libm_" + std::string(row.sleef) + (single ? "f" : "");
+}
+
+void* libm_address(const std::string& name) {
+  for (const MathRow& r : kMath) {
+    if (name == libm_name(r, true)) return r.f32 ? reinterpret_cast<void*>(r.f32) : reinterpret_cast<void*>(r.f32_2);
+    if (name == libm_name(r, false)) return r.f64 ? reinterpret_cast<void*>(r.f64) : reinterpret_cast<void*>(r.f64_2);
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+bool MathLibrary::find(const std::string& name) {
+  const auto it = known_.find(name);
+  if (it != known_.end()) return it->second != nullptr;
+  void* address = libm_address(name);
+  if (!address && resolve_) address = resolve_(name);
+  known_[name] = address;
+  return address != nullptr;
+}
+
+std::vector<std::pair<std::string, void*>> MathLibrary::externals() const {
+  std::vector<std::pair<std::string, void*>> out;
+  for (const auto& [name, address] : known_)
+    if (address) out.push_back({name, address});
+  return out;
+}
 
 llvm::Value* Emitter::call_vector(const std::string& name, const std::string& suffix, DType t,
                                   const std::vector<Value*>& a) {
@@ -127,11 +138,8 @@ llvm::Value* Emitter::call_math(Opcode op, DType t, const std::vector<Value*>& a
   const bool single = t == DType::Float32;
   if (op != Opcode::PowScalar)
     if (Value* v = call_vector(row.sleef, single ? row.f32_ulp : row.f64_ulp, t, a)) return v;
-  const std::string name = "kiln_libm_" + std::string(row.sleef) + (single ? "f" : "");
-  if (single)
-    math_.add(name, row.f32 ? reinterpret_cast<void*>(row.f32) : reinterpret_cast<void*>(row.f32_2));
-  else
-    math_.add(name, row.f64 ? reinterpret_cast<void*>(row.f64) : reinterpret_cast<void*>(row.f64_2));
+  const std::string name = libm_name(row, single);
+  KILN_CHECK(math_.find(name), "no " + name);
   llvm::FunctionType* type = llvm::FunctionType::get(type_of(t), std::vector<Type*>(a.size(), type_of(t)), false);
   llvm::FunctionCallee callee = module_.getOrInsertFunction(name, type);
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(a[0]->getType());

@@ -51,6 +51,7 @@ class Cell:
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": self.cache.name,
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+            "KILN_DISK_CACHE": "0",
             "KILN_STRICT": "1",
             "HF_HUB_OFFLINE": "1",
         }
