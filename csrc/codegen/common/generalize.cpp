@@ -14,14 +14,17 @@ using symbolic::Expr;
 
 namespace {
 
-/// Whether e divides what `v` may make larger than 32 bits: small operands are divided by other code.
-bool wide_division(const Expr& e, int v) {
+/// Whether e divides something that depends on `v` and is negative or larger than 32 bits somewhere. Other code divides
+/// where it is neither, and how far v goes decides.
+bool divides_any_number(const Expr& e, int v) {
   for (const symbolic::Term& t : e.terms()) {
     const symbolic::AtomNode& n = *t.atom;
     if (n.kind == symbolic::AtomKind::Var) continue;
     const bool divides = n.kind == symbolic::AtomKind::FloorDiv || n.kind == symbolic::AtomKind::Mod;
-    if (divides && n.a.range().hi > std::numeric_limits<int32_t>::max() && uses_var(n.a, v)) return true;
-    if (wide_division(n.a, v) || wide_division(n.b, v)) return true;
+    const symbolic::Range r = n.a.range();
+    const bool small = r.lo >= 0 && r.hi <= std::numeric_limits<int32_t>::max();
+    if (divides && !small && uses_var(n.a, v)) return true;
+    if (divides_any_number(n.a, v) || divides_any_number(n.b, v)) return true;
   }
   return false;
 }
@@ -76,7 +79,7 @@ class Generalizer {
   bool may_open(int v) const {
     for (const Stage& s : nest_.stages)
       for (ValueId id : s.body)
-        if (wide_division(nest_.insts[id].index, v)) return false;
+        if (divides_any_number(nest_.insts[id].index, v)) return false;
     return std::find(shape_.stage_cross.begin(), shape_.stage_cross.end(), v) == shape_.stage_cross.end();
   }
 

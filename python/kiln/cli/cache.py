@@ -3,18 +3,24 @@
 from rich.console import Console
 
 
-def run(console: Console, clear: bool) -> int:
+def describe() -> str:
+    """One line: where kernels are kept and how many, or why none are."""
     import kiln
 
     info = kiln._C.disk_cache_info()
-    if not info:
-        why = "its folder cannot be used" if kiln.config.disk_cache else "kiln.config.disk_cache is off"
-        console.print(f"nothing is kept on disk: {why} (KILN_LOGS=fallback shows why, docs/options.md where it is)")
-        return 0
-    if clear:
-        if not kiln._C.disk_cache_clear():
-            console.print(f"cannot write to {info['path']}")
-            return 1
-        info = kiln._C.disk_cache_info()
-    console.print(f"{info['path']}: {info['kernels']} kernels, {info['bytes'] / 1e6:.1f} MB", soft_wrap=True)
+    if info:
+        return f"{info['path']}: {info['kernels']} kernels, {info['bytes'] / 1e6:.1f} MB"
+    if not kiln.config.disk_cache:
+        return "none: kiln.config.disk_cache is off"
+    return "none: its folder cannot be used (KILN_LOGS=fallback shows why, docs/options.md where it is)"
+
+
+def run(console: Console, clear: bool) -> int:
+    """Shows it, or removes it first. 1 if it cannot be removed."""
+    import kiln
+
+    if clear and kiln._C.disk_cache_info() and not kiln._C.disk_cache_clear():
+        console.print(f"cannot be removed: {describe()}", soft_wrap=True)
+        return 1
+    console.print(describe(), soft_wrap=True)
     return 0

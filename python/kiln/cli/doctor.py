@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.table import Table
 
+from kiln.cli import cache
+
 Check = tuple[str, bool, str, str]  # what, is it well, what was found, what to do otherwise
 
 
@@ -58,6 +60,7 @@ def checks() -> Iterator[Check]:
         "KILN_DISABLE is set" if kiln.config.disable else "no",
         "unset KILN_DISABLE",
     )
+    yield "disk cache", True, cache.describe(), ""
     hook = getattr(kiln._C, "foreign_frame_hook", None)
     if hook is not None:
         yield (
@@ -75,7 +78,7 @@ def attempt(name: str, run: Callable[[], str]) -> Check:
 
     start = time.perf_counter()
     try:
-        with kiln.config.patch(strict=True):
+        with kiln.config.patch(strict=True, disk_cache=False):  # compiles, whatever is on disk
             told = run()
     except Exception as error:
         return (

@@ -699,6 +699,21 @@ TEST(Llvm, OneCodeServesAllBatchSizes) {
            turned);
 }
 
+// Division of what may be negative is other code than that of what is not, though the text is the same.
+TEST(Llvm, CodeIsNotSharedByDivisionsOfOtherSigns) {
+  const auto make = [](Program& p, const std::vector<int64_t>& s) {
+    const BufferId x = p.add_buffer("x", DType::Float32, 8 * 64, BufferKind::Input);
+    const BufferId y = p.add_buffer("y", DType::Float32, s[0] * 5 * 64, BufferKind::Output);
+    p.add_nest(loops::pointwise(p.buffers, "signs", {s[0], 5, 64},
+                                [&](loops::Ops& o, loops::Index i) {
+                                  const Expr row = symbolic::floordiv(i[1] * Expr(2) - i[0] + Expr(2), 3) + Expr(1);
+                                  return o.Neg(o.load(x, row * Expr(64) + i[2]));
+                                },
+                                {y}));
+  };
+  EXPECT_EQ(codes_of({{2}, {3}, {4}, {5}}, make), 3u);
+}
+
 TEST(Llvm, CodeIsKeptAsLongAsItIsUsed) {
   Program p;
   const BufferId x = p.add_buffer("x", DType::Float32, 100, BufferKind::Input);
