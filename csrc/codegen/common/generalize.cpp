@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 
-#include "base/round.h"
 #include "codegen/common/shape.h"
 
 // Which numbers of a kernel its code need not know.

@@ -48,7 +48,7 @@ struct CompileOptions {
 };
 
 /// Compiles kernels with LLVM, in this process. Kernels of one structure are compiled once, whatever their batch size
-/// (KernelShape::open_var); results in the order given.
+/// (KernelShape::open); results in the order given.
 /// Thread-safe. Throws Unsupported for what no emitter handles (complex dtypes) and InternalError otherwise.
 std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
                                          const std::vector<loops::Buffer>& buffers, const CompileOptions& options);

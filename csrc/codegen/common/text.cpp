@@ -1,5 +1,7 @@
 #include "codegen/common/text.h"
 
+#include <limits>
+
 #include "base/error.h"
 
 namespace kiln::codegen {
@@ -37,6 +39,7 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
       nest.extents[v] = 0;
       head += " open i" + std::to_string(v) + "=s" + std::to_string(shape.open[v]);
     }
+  if (shape.units > std::numeric_limits<int32_t>::max()) head += " many units";
   if (shape.open_blocks >= 0) head += " blocks=s" + std::to_string(shape.open_blocks);
   if (shape.open_row_blocks >= 0) head += " rows=s" + std::to_string(shape.open_row_blocks);
   if (shape.open_blocks >= 0 || shape.blocks > 1) head += " block " + std::to_string(shape.block);
@@ -46,6 +49,7 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
     const Stage& s = nest.stages[k];
     const int64_t step = static_cast<int64_t>(shape.stage_width[k]) * shape.stage_unroll[k];
     const auto rest = [&](int v) { head += " rest " + std::to_string(kernel.nest.extents[v] % step); };
+    if (shape.stage_cross[k] >= 0) head += " cross " + std::to_string(shape.stage_cross[k]);
     if (k == 0 && shape.lane_var >= 0 && shape.open[shape.lane_var] >= 0) rest(shape.lane_var);
     if (s.vars.empty() || shape.open[s.vars.back()] < 0) continue;
     const int64_t extent = kernel.nest.extents[s.vars.back()];

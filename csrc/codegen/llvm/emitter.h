@@ -55,6 +55,8 @@ class Emitter {
 
   // emit_kernel.cpp: loops and stages
   void emit_unit(Value* unit);
+  /// The last digit of `rest` to base n; leaves the others in it.
+  Value* take_digit(Value*& rest, Value* n);
   void emit_columns(Value* block);
   void emit_segments();
   Value* argument(Value* at);  // KernelShape::args[at]
