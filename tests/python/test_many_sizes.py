@@ -134,19 +134,25 @@ def test_folded_weights_are_shared_and_change():
                 model.norm.weight.mul_(2)
 
 
-def test_packed_weights_are_held_once():
+@pytest.mark.parametrize("kind", ["packed", "folded"])
+def test_weights_are_held_once(kind):
     def resident():  # MB
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * 4096 / 1e6
 
-    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).eval()
+    if kind == "packed":
+        model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).eval()
+    else:
+        layers = [m for _ in range(4) for m in (torch.nn.Conv2d(512, 512, 3), torch.nn.BatchNorm2d(512))]
+        model = torch.nn.Sequential(*layers).eval()
     weights = sum(p.numel() for p in model.parameters()) * 4 / 1e6
     compiled = kiln.compile(model)
     with torch.no_grad():
-        for n in (64, 65, 66):
+        for n in (16, 17, 18):
+            x = torch.ones(n, 1024) if kind == "packed" else torch.ones(1, 512, n, n)
             for _ in range(3):
-                compiled(torch.ones(n, 1024))
-            if n == 64:
+                compiled(x)
+            if n == 16:
                 before = resident()
     assert resident() - before < weights
 
