@@ -4,12 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <mutex>
+#include <sstream>
 #include <utility>
 
 #include "base/log.h"
@@ -115,12 +116,8 @@ class DiskCache final : public codegen::ObjectStore {
         select.bind(1, key);
         if (!select.step()) continue;
         StoredObject o{key, select.text(0), {}, static_cast<uint64_t>(select.number(2))};
-        const std::string names = select.text(1);
-        for (size_t at = 0; at < names.size();) {
-          const size_t end = names.find('\n', at);
-          o.externals.push_back(names.substr(at, end - at));
-          at = end + 1;
-        }
+        std::istringstream names(select.text(1));
+        for (std::string name; std::getline(names, name);) o.externals.push_back(name);
         if (select.number(3) < now - kDay) old.push_back(key);
         select.reset();
         out.push_back(std::move(o));

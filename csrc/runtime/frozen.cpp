@@ -109,11 +109,11 @@ class FrozenArtifact final : public Artifact {
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     std::vector<at::Tensor> args;
-    args.reserve(rest_inputs_.size());
-    for (size_t i : rest_inputs_) args.push_back(inputs[i]);
     {
       std::lock_guard lock(mutex_);
       if (!holds(frozen_, inputs)) make(inputs);
+      args.reserve(rest_inputs_.size() + frozen_->values.size());
+      for (size_t i : rest_inputs_) args.push_back(inputs[i]);
       args.insert(args.end(), frozen_->values.begin(), frozen_->values.end());
     }
     inputs.clear();

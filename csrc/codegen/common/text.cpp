@@ -48,16 +48,14 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
   for (size_t k = 0; k < nest.stages.size(); ++k) {
     const Stage& s = nest.stages[k];
     const int64_t step = static_cast<int64_t>(shape.stage_width[k]) * shape.stage_unroll[k];
-    const auto rest = [&](int v) { head += " rest " + std::to_string(kernel.nest.extents[v] % step); };
+    const auto rest = [&](int v) { return " rest " + std::to_string(kernel.nest.extents[v] % step); };
     if (shape.stage_cross[k] >= 0) head += " cross " + std::to_string(shape.stage_cross[k]);
-    if (k == 0 && shape.lane_var >= 0 && shape.open[shape.lane_var] >= 0) rest(shape.lane_var);
+    if (k == 0 && shape.lane_var >= 0 && shape.open[shape.lane_var] >= 0) head += rest(shape.lane_var);
     if (s.vars.empty() || shape.open[s.vars.back()] < 0) continue;
-    const int64_t extent = kernel.nest.extents[s.vars.back()];
     head += " levels " + std::to_string(shape.stage_levels[k]);
-    if (shape.lane_var < 0)
-      rest(s.vars.back()), head += extent / step <= kStrip ? " short" : " long";
-    else
-      head += extent <= kStrip ? " short" : " long";
+    if (shape.lane_var >= 0) continue;
+    head += rest(s.vars.back());
+    if (kernel.nest.extents[s.vars.back()] / step > kStrip) head += " strips";
   }
   return head + "\n" + loops::print(nest, [&](loops::BufferId b) { return names.at(b); });
 }

@@ -48,11 +48,12 @@ const MathRow& row_of(Opcode op) {
   throw InternalError("no code for " + std::string(loops::opcode_name(op)));
 }
 
-std::string libm_name(const MathRow& row, bool single) {
-  return "kiln_libm_" + std::string(row.sleef) + (single ? "f" : "");
-}
+constexpr std::string_view kLibm = "kiln_libm_";
+
+std::string libm_name(const MathRow& row, bool single) { return std::string(kLibm) + row.sleef + (single ? "f" : ""); }
 
 void* libm_address(const std::string& name) {
+  if (!name.starts_with(kLibm)) return nullptr;
   for (const MathRow& r : kMath) {
     if (name == libm_name(r, true)) return r.f32 ? reinterpret_cast<void*>(r.f32) : reinterpret_cast<void*>(r.f32_2);
     if (name == libm_name(r, false)) return r.f64 ? reinterpret_cast<void*>(r.f64) : reinterpret_cast<void*>(r.f64_2);
@@ -139,7 +140,8 @@ llvm::Value* Emitter::call_math(Opcode op, DType t, const std::vector<Value*>& a
   if (op != Opcode::PowScalar)
     if (Value* v = call_vector(row.sleef, single ? row.f32_ulp : row.f64_ulp, t, a)) return v;
   const std::string name = libm_name(row, single);
-  KILN_CHECK(math_.find(name), "no " + name);
+  const bool found = math_.find(name);
+  KILN_CHECK(found, "no " + name);
   llvm::FunctionType* type = llvm::FunctionType::get(type_of(t), std::vector<Type*>(a.size(), type_of(t)), false);
   llvm::FunctionCallee callee = module_.getOrInsertFunction(name, type);
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(a[0]->getType());
