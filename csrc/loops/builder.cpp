@@ -340,9 +340,9 @@ char opcode_class(Opcode op) { return kOps[static_cast<size_t>(op)].cls; }
 std::string_view opcode_name(Opcode op) { return kOps[static_cast<size_t>(op)].name; }
 bool is_scalar_op(Opcode op) { return op < Opcode::ConstInt; }
 bool is_math(Opcode op) {
-  return op == Opcode::Pow || op == Opcode::PowScalar || op == Opcode::Fmod ||
-         (op >= Opcode::Exp && op <= Opcode::Sigmoid);
+  return op == Opcode::Pow || op == Opcode::Fmod || is_c_math(op) || (op >= Opcode::Exp && op <= Opcode::Sigmoid);
 }
+bool is_c_math(Opcode op) { return op >= Opcode::PowScalar && op <= Opcode::TanhScalar; }
 int result_count(ReduceKind k) { return k >= ReduceKind::ArgMax ? 2 : 1; }
 int operand_count(ReduceKind k) {
   switch (k) {

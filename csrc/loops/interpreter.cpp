@@ -237,24 +237,33 @@ T float_op(Opcode op, T a, T b, T c) {
     case Opcode::Round:
       return std::nearbyint(a);
     case Opcode::Exp:
+    case Opcode::ExpScalar:
       return std::exp(a);
     case Opcode::Exp2:
       return std::exp2(a);
     case Opcode::Expm1:
+    case Opcode::Expm1Scalar:
       return std::expm1(a);
     case Opcode::Log:
+    case Opcode::LogScalar:
       return std::log(a);
     case Opcode::Log2:
+    case Opcode::Log2Scalar:
       return std::log2(a);
     case Opcode::Log10:
+    case Opcode::Log10Scalar:
       return std::log10(a);
     case Opcode::Log1p:
+    case Opcode::Log1pScalar:
       return std::log1p(a);
     case Opcode::Sin:
+    case Opcode::SinScalar:
       return std::sin(a);
     case Opcode::Cos:
+    case Opcode::CosScalar:
       return std::cos(a);
     case Opcode::Tan:
+    case Opcode::TanScalar:
       return std::tan(a);
     case Opcode::Asin:
       return std::asin(a);
@@ -267,6 +276,7 @@ T float_op(Opcode op, T a, T b, T c) {
     case Opcode::Cosh:
       return std::cosh(a);
     case Opcode::Tanh:
+    case Opcode::TanhScalar:
       return std::tanh(a);
     case Opcode::Asinh:
       return std::asinh(a);

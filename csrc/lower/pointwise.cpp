@@ -143,6 +143,19 @@ bool power(Lowering& l, const Node& n) {
   return binary<F2(o.Pow(a, b)), 20>(l, n);
 }
 
+// As the C library computes it, which is what Python's math module gives.
+bool c_math(Lowering& l, const Node& n) {
+  static const std::unordered_map<std::string, Rule> rules = {
+      {"exp", unary<F1(o.ExpScalar(a)), 20>},   {"expm1", unary<F1(o.Expm1Scalar(a)), 20>},
+      {"log", unary<F1(o.LogScalar(a)), 20>},   {"log1p", unary<F1(o.Log1pScalar(a)), 20>},
+      {"log2", unary<F1(o.Log2Scalar(a)), 20>}, {"log10", unary<F1(o.Log10Scalar(a)), 20>},
+      {"sin", unary<F1(o.SinScalar(a)), 20>},   {"cos", unary<F1(o.CosScalar(a)), 20>},
+      {"tan", unary<F1(o.TanScalar(a)), 20>},   {"tanh", unary<F1(o.TanhScalar(a)), 20>},
+  };
+  const auto rule = rules.find(n.arg(1).as<std::string>());
+  return rule != rules.end() && rule->second(l, n);
+}
+
 // ATen's own list of exponents that it computes without pow.
 bool pow_scalar(Lowering& l, const Node& n) {
   const Arg& e = n.arg(1);
@@ -428,6 +441,7 @@ const RuleRow kRows[] = {
     {"aten::fmod.Tensor", binary<F2(o.Fmod(a, b)), 6>},
     {"aten::fmod.Scalar", binary<F2(o.Fmod(a, b)), 6>},
     {"aten::pow.Tensor_Scalar", pow_scalar},
+    {"kiln::c_math", c_math},
     {"aten::pow.Tensor_Tensor", pow_tensor},
     {"aten::pow.Scalar", pow_tensor},
     {"aten::maximum", either<maximum>},

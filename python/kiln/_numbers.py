@@ -147,22 +147,39 @@ def divide(a, b):
     return Number((as_operand(a) if is_number(a) else constant(a)) / as_operand(b), sources_of(a, b))
 
 
-def whole_operands(a, b):
-    """Of // and %, which stay in the graph for ints."""
-    if not (is_int(a) and is_int(b)):
-        specialize(a if is_number(a) else b)
+def quotient_operands(a, b):
+    """Of // and %: whether both are ints, and their tensors."""
     check_divisor(b, a)
-    return [o.tensor if is_number(o) else torch.tensor(int(o)) for o in (a, b)]
+    if is_int(a) and is_int(b):
+        return True, *[o.tensor if is_number(o) else torch.tensor(int(o)) for o in (a, b)]
+    return False, *[as_operand(o) if is_number(o) else constant(o) for o in (a, b)]
 
 
 def floor_divide(a, b):
-    x, y = whole_operands(a, b)
-    return whole(torch.div(x, y, rounding_mode="floor"), a, b, bound_of(a))
+    ints, x, y = quotient_operands(a, b)
+    quotient = torch.div(x, y, rounding_mode="floor")
+    return whole(quotient, a, b, bound_of(a)) if ints else Number(quotient, sources_of(a, b))
 
 
 def remainder(a, b):
-    x, y = whole_operands(a, b)
-    return whole(torch.remainder(x, y), a, b, bound_of(b))
+    ints, x, y = quotient_operands(a, b)
+    rest = torch.remainder(x, y)
+    if ints:
+        return whole(rest, a, b, bound_of(b))
+    # Python gives a zero the divisor's sign.
+    return Number(torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), y), rest), sources_of(a, b))
+
+
+def quotient_and_remainder(a, b):
+    """divmod()."""
+    return floor_divide(a, b), remainder(a, b)
+
+
+def finite(tensor, sources):
+    """A float for which Python may raise an exception instead of being infinite or NaN."""
+    result = Number(tensor, sources)
+    run_in_eager_if((tensor.abs() < math.inf).logical_not(), result)
+    return result
 
 
 def power(a, b, modulo=None):
@@ -178,10 +195,8 @@ def power(a, b, modulo=None):
         if b >= 0:
             return whole(torch.pow(a.tensor, int(b)), a, b, a.bound ** int(b))
     exponent = as_operand(b) if is_number(b) else constant(b)
-    result = Number(torch.pow(as_operand(a), exponent), sources_of(a, b))
     # Python raises for overflow and for zero to a negative power, and gives complex numbers for roots of negative ones.
-    run_in_eager_if((result.tensor.abs() < math.inf).logical_not(), result)
-    return result
+    return finite(torch.pow(as_operand(a), exponent), sources_of(a, b))
 
 
 def arithmetic(name, bound):
@@ -262,6 +277,7 @@ OPERATORS = {
     "truediv": divide,
     "floordiv": floor_divide,
     "mod": remainder,
+    "divmod": quotient_and_remainder,
     "pow": power,
 }
 for _name, _compute in OPERATORS.items():
@@ -270,8 +286,6 @@ for _name, _compute in OPERATORS.items():
     setattr(Number, f"__r{_name}__", _reflected)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Number, f"__{_name}__", comparison(_name))
-for _name in ("divmod", "rdivmod"):
-    setattr(Number, f"__{_name}__", refuse(_name))
 for _name in ("and", "or", "xor", "lshift", "rshift"):
     setattr(Number, f"__{_name}__", refuse_bits(_name))
     setattr(Number, f"__r{_name}__", refuse_bits("r" + _name))
@@ -333,14 +347,68 @@ def square_root(number):
     return Number(as_operand(number).sqrt(), number.sources)
 
 
+def c_math(name):
+    """A function of math that calls the C library's function of that name."""
+
+    def compute(number):
+        return finite(torch.ops.kiln.c_math(as_operand(number), name), number.sources)
+
+    return compute
+
+
+natural_log = c_math("log")
+
+
+def logarithm(*args):
+    """math.log, with or without a base."""
+    parts = []
+    for x in args:
+        if not (is_number(x) or (is_constant(x) and x > 0)):
+            specialize(first_number(args))
+        parts.append(natural_log(x) if is_number(x) else math.log(x))
+    return parts[0] if len(parts) == 1 else divide(*parts)
+
+
+def float_power(a, b):
+    """math.pow."""
+    x, y = [as_float(o) if is_number(o) else float(o) for o in (a, b)]
+    return power(x, y)
+
+
+def absolute(number):
+    """math.fabs."""
+    return abs(as_float(number))
+
+
+def rounded(function):
+    """What makes an int of a float; `function` rounds in float64."""
+
+    def compute(number, digits=None):
+        if digits is not None:
+            specialize(first_number((number, digits)))
+        if number.bound is not None:
+            return number
+        run_in_eager_if((number.tensor.abs() < EXACT).logical_not(), number)
+        return Number(function(number.tensor).to(torch.int64), number.sources, bound=EXACT)
+
+    return compute
+
+
+def key_in(container, number):
+    """The key of a dict, or the item of a set, that the number equals, or None. Each comparison is a branch."""
+    if len(container) > 32:
+        specialize(number)
+    for key in container:
+        if is_constant(key):
+            if number == key:
+                return key
+        elif type(key) is not str and key is not None:
+            specialize(number)
+    return None
+
+
 def as_float(number):
     return number if number.bound is None else Number(as_operand(number), number.sources)
-
-
-def as_int(number):
-    if number.bound is None:
-        specialize(number)
-    return number
 
 
 def as_tensor(number, dtype=None, **others):
@@ -366,12 +434,23 @@ def filled(size, fill_value, *, dtype=None, **options):
     return torch.empty(size, dtype=dtype, **options).fill_(fill_value.tensor)
 
 
+C_MATH = ("exp", "expm1", "log1p", "log2", "log10", "sin", "cos", "tan", "tanh")
+
 FUNCTIONS = {
     max: largest,
     min: smallest,
     math.sqrt: square_root,
+    math.log: logarithm,
+    math.pow: float_power,
+    math.fabs: absolute,
+    **{getattr(math, name): c_math(name) for name in C_MATH},
+    math.floor: rounded(torch.floor),
+    math.ceil: rounded(torch.ceil),
+    math.trunc: rounded(torch.trunc),
+    round: rounded(torch.round),
+    divmod: quotient_and_remainder,
     float: as_float,
-    int: as_int,
+    int: rounded(torch.trunc),
     torch.tensor: as_tensor,
     torch.as_tensor: as_tensor,
     torch.full: filled,

@@ -1,6 +1,7 @@
 """Python floats that change between calls, a learning rate first of all: inputs of the graph from their first change on."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -239,3 +240,123 @@ def test_switched_off():
         for w in VALUES[:5]:
             torch.testing.assert_close(compiled(X, w), X * w)
     assert compiles(compiled) == 5
+
+
+FUNCTIONS = {
+    **{name: getattr(math, name) for name in ("cos", "sin", "tan", "exp", "expm1", "tanh", "fabs")},
+    "log": lambda a: math.log(abs(a) + 0.1),
+    "log to a base": lambda a: (math.log(abs(a) + 0.1, 3), math.log(7.5, abs(a) + 2), math.log(abs(a) + 1, math.e)),
+    "logs": lambda a: (math.log2(abs(a) + 0.1), math.log10(abs(a) + 0.1), math.log1p(abs(a))),
+    "pow": lambda a: (math.pow(2, a), math.pow(abs(a) + 1, 2.5)),
+    "rounded": lambda a: (math.floor(a), math.ceil(a), math.trunc(a), int(a), round(a)),
+    "//": lambda a: (a // 0.7, a // -1.3, 7.25 // (abs(a) + 0.5), -7 // (abs(a) + 0.5)),
+    "%": lambda a: (a % 0.7, a % -1.3, 7.25 % (abs(a) + 0.5), -7 % (abs(a) + 0.5)),
+    "divmod": lambda a: (divmod(a, 0.25), divmod(5, abs(a) + 0.5)),
+    "ints": lambda a: (math.floor(a) // 3, round(a) % 7, int(a) * 2.5),
+}
+
+
+def bits(o):
+    return tuple(map(bits, o)) if isinstance(o, tuple) else (type(o), o.hex() if isinstance(o, float) else o)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_of_numbers_give_pythons_results(function):
+    use = FUNCTIONS[function]
+
+    def f(x, a):
+        return x * 2, use(a)
+
+    compiled = kiln.compile(f)
+    generator = random.Random(0)
+    for a in [0.25, 0.0, -0.0, 2.5, -2.5, 3.5, -7.0, 1e-300, *[generator.uniform(-20, 20) for _ in range(200)]]:
+        assert bits(compiled(X, a)[1]) == bits(use(a)), a
+    assert compiles(compiled) <= 2
+
+
+@pytest.mark.parametrize(
+    "use, values",
+    [
+        (math.exp, [1.0, 2.0, 710.0, 3.0, math.inf, -math.inf, math.nan]),
+        (math.log, [1.0, 2.0, 0.0, 3.0, -1.0, math.inf, math.nan]),
+        (math.cos, [1.0, 2.0, math.inf, 3.0, math.nan]),
+        (math.floor, [1.5, 2.5, math.inf, 1e17, -1e300, math.nan, 3.5]),
+        (round, [1.5, 2.5, math.inf, 1e17, math.nan, 3.5]),
+        (lambda a: a % 0.5 + 1 // a, [1.5, 2.5, 0.0, math.inf, 3.5]),
+        (lambda a: math.log(a, a), [2.0, 3.0, 1.0, 4.0]),
+    ],
+)
+def test_functions_of_numbers_raise_as_in_eager(use, values):
+    def attempt(f, *args):
+        try:
+            return f(*args)
+        except (ValueError, OverflowError, ZeroDivisionError) as error:
+            return type(error), str(error)
+
+    def f(x, a):
+        return x * 2, use(a)
+
+    compiled = kiln.compile(f)
+    for a in values:
+        expected, found = attempt(use, a), attempt(compiled, X, a)
+        assert repr(found[1] if torch.is_tensor(found[0]) else found) == repr(expected), a
+
+
+S = torch.optim.lr_scheduler
+STEPPED = {
+    "cosine": (lambda o: S.CosineAnnealingLR(o, 20), 3),
+    "restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 7), 3),
+    "milestones": (lambda o: S.MultiStepLR(o, [3, 8]), 6),
+    "one cycle": (lambda o: S.OneCycleLR(o, 0.1, total_steps=40), 3),
+    "cyclic": (lambda o: S.CyclicLR(o, 0.01, 0.1, step_size_up=5, cycle_momentum=False), 4),
+    "polynomial": (lambda o: S.PolynomialLR(o, 30), 2),
+    "warmup": (lambda o: S.LambdaLR(o, lambda k: min(1.0, (k + 1) / 10) * 0.5 * (1 + math.cos(math.pi * k / 30))), 4),
+}
+
+
+@pytest.mark.parametrize("scheduler", STEPPED)
+def test_schedulers_are_part_of_the_step(scheduler):
+    """The scheduler's arithmetic is in the graph: its counter does not make each step another entry."""
+    make, most = STEPPED[scheduler]
+
+    def run(compile_step):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = make(optimizer)
+
+        def step(x):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            return loss.detach()
+
+        f = kiln.compile(step) if compile_step else step
+        results = [(f(torch.randn(4, 6)), optimizer.param_groups[0]["lr"], schedule.last_epoch) for _ in range(25)]
+        return results, list(model.parameters()), compiles(f) if compile_step else 0
+
+    expected, parameters, _ = run(False)
+    found, found_parameters, count = run(True)
+    for (loss, rate, epoch), (found_loss, found_rate, found_epoch) in zip(expected, found, strict=True):
+        torch.testing.assert_close(found_loss, loss)
+        assert bits((found_rate, found_epoch)) == bits((rate, epoch))
+    torch.testing.assert_close(found_parameters, parameters)
+    assert count <= most
+
+
+def test_keys_that_a_number_equals():
+    table, places = {1: 10.0, 2.5: 20.0, "x": 30.0, None: 0.0}, {3, 7.5}
+
+    def f(x, a):
+        y = x + 1 if a in places else x
+        return (y * table[a], a) if a in table else y
+
+    compiled = kiln.compile(f)
+    for a in (0.5, 0.75, 2.5, 1.0, 7.5, 3.0, 0.5, 2.5, 4.0, 1.0):
+        compare(f(X, a), compiled(X, a))
+    table[4.0] = 5.0
+    places.add(0.5)
+    for a in (0.5, 4.0, 2.5):
+        compare(f(X, a), compiled(X, a))

@@ -2,7 +2,10 @@
 appended to."""
 
 import collections
+import copy
+import json
 import operator
+import warnings
 
 import pytest
 import torch
@@ -416,3 +419,89 @@ def test_removes_what_it_has_set():
         assert torch.equal(compiled(X, o)[0], y) and "GLOBAL_BOX" not in globals()
     with pytest.raises(AttributeError):
         kiln.compile(lambda x, o: delattr(o, "missing"))(X, Box())
+
+
+def test_a_history_in_a_dict():
+    """Lists in a dict that are only appended to do not make each call another entry."""
+
+    class Meter:
+        def __init__(self):
+            self.of = {"loss": [], "norm": [], "epoch": 0}
+
+    meter, plain = Meter(), Meter()
+    histories = {"a": {"b": []}}, {"a": {"b": []}}
+
+    def make(meter, history):
+        def step(x):
+            y = x.square().sum()
+            meter.of["loss"].append(y.item())
+            meter.of["norm"].append(x.norm())
+            history["a"]["b"].append(len(meter.of))
+            return y
+
+        return step
+
+    compiled, eager = kiln.compile(make(meter, histories[0])), make(plain, histories[1])
+    for i in range(12):
+        x = torch.arange(3.0) + i
+        torch.testing.assert_close(compiled(x), eager(x))
+    torch.testing.assert_close(meter.of["loss"], plain.of["loss"])
+    torch.testing.assert_close(meter.of["norm"], plain.of["norm"])
+    assert histories[0] == histories[1]
+    assert len(compiled._entries) <= 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda d: len(d["a"]),
+        lambda d: d["a"][-1],
+        lambda d: sum(d["a"]),
+        lambda d: str(d),
+        lambda d: f"{d}",
+        lambda d: d == {"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])},
+        lambda d: [1, 2] in d.values(),
+        lambda d: list(d.values())[0] == [1, 2],
+        lambda d: sorted(list(d.values())[0]),
+        lambda d: [len(v) for v in d.values()],
+        lambda d: dict(d)["b"]["c"] == [3],
+        lambda d: {**d, "a": 0} == {"a": 0, "b": {"c": [3]}, "t": (4, [5])},
+        lambda d: (d, 1) == ({"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])}, 1),
+        lambda d: [[[[d]]]] == [[[[{"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])}]]]],
+        lambda d: max(d["b"].values()),
+        lambda d: d.get("b")["c"].index(3) if d["b"]["c"] else None,
+        lambda d: bool(d["b"]["c"]),
+        lambda d: [*d["a"]],
+        lambda d: [v for k, v in sorted(d.items(), key=lambda p: p[0])][0] * 2,
+        lambda d: copy.deepcopy(d),
+        lambda d: json.dumps(d),
+        lambda d: d["t"][1][0],
+        lambda d: sum(d["a"], 0) if d["a"] is not d["b"] else 0,
+    ],
+)
+def test_what_looks_into_a_dict_of_lists(use):
+    """Anything that sees more of a list in a dict than an append does, sees the list as it is now."""
+
+    def fresh():
+        return {"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])}
+
+    d = fresh()
+
+    def f(x):
+        d["a"].append
+        return x + 1, use(d)
+
+    compiled = kiln.compile(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for change in (
+            lambda: None,
+            lambda: d["a"].append(7),
+            lambda: d["a"].clear() or d["a"].extend([0, 9]),
+            lambda: d["b"]["c"].append(1),
+            lambda: d["b"]["c"].pop() and d["b"]["c"].append(8),
+            lambda: d["t"][1].insert(0, 6),
+            lambda: d.update(fresh()),
+        ):
+            change()
+            assert repr(compiled(X)[1]) == repr(use(d))

@@ -38,6 +38,11 @@ const MathRow kMath[] = {
     KILN_MATH2(Pow, pow, "_u10", "_u10"),     KILN_MATH2(Atan2, atan2, "_u10", "_u10"),
     KILN_MATH2(Hypot, hypot, "_u05", "_u05"), KILN_MATH2(Fmod, fmod, "", ""),
     KILN_MATH2(Nextafter, nextafter, "", ""), KILN_MATH2(PowScalar, pow, "", ""),
+    KILN_MATH1(ExpScalar, exp, "", ""),       KILN_MATH1(Expm1Scalar, expm1, "", ""),
+    KILN_MATH1(LogScalar, log, "", ""),       KILN_MATH1(Log1pScalar, log1p, "", ""),
+    KILN_MATH1(Log2Scalar, log2, "", ""),     KILN_MATH1(Log10Scalar, log10, "", ""),
+    KILN_MATH1(SinScalar, sin, "", ""),       KILN_MATH1(CosScalar, cos, "", ""),
+    KILN_MATH1(TanScalar, tan, "", ""),       KILN_MATH1(TanhScalar, tanh, "", ""),
 };
 #undef KILN_MATH1
 #undef KILN_MATH2
@@ -137,7 +142,7 @@ llvm::Value* Emitter::call_math(Opcode op, DType t, const std::vector<Value*>& a
     if (Value* v = inline_math(op, t, a[0])) return v;
   const MathRow& row = row_of(op);
   const bool single = t == DType::Float32;
-  if (op != Opcode::PowScalar)
+  if (!loops::is_c_math(op))
     if (Value* v = call_vector(row.sleef, single ? row.f32_ulp : row.f64_ulp, t, a)) return v;
   const std::string name = libm_name(row, single);
   const bool found = math_.find(name);

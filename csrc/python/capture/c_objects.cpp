@@ -124,7 +124,17 @@ Machine::CState Machine::c_state(PyTypeObject* t) {
   return state;
 }
 
+bool Machine::opens(PyObject* container) {
+  if (!observe(container)) return false;
+  Known* k = find(container);
+  if (!k || k->opened || !PyDict_Check(container)) return true;
+  k->opened = true;
+  const std::vector<py::Ref> contents = k->contents;
+  return std::all_of(contents.begin(), contents.end(), [&](const py::Ref& v) { return opens(v.get()); });
+}
+
 bool Machine::reads(PyObject* o, int depth) {
+  if (depth >= 0 && !opens(o)) return false;
   switch (classify(o)) {
     case Class::Tuple:
     case Class::List:

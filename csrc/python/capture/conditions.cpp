@@ -8,7 +8,7 @@
 // What depends on constants alone is computed during the capture.
 #include "aten/convert.h"
 #include "aten/fake.h"
-#include "aten/nonzero.h"
+#include "aten/own_ops.h"
 #include "aten/schema.h"
 #include "base/error.h"
 #include "ops/ops.h"
@@ -80,7 +80,7 @@ Node* base_of(Value v) {
   }
 }
 
-bool is_known(const graph::Op& op) { return op.name().starts_with("aten::") || op == aten::nonzero_sized_op(); }
+bool is_known(const graph::Op& op) { return op.name().starts_with("aten::") || aten::is_own_op(op); }
 
 /// Whether the shape or value of the call's result depends on data.
 bool reads_data(const Node& n, const aten::OpInfo& op) {

@@ -6,7 +6,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
-#include "aten/nonzero.h"
+#include "aten/own_ops.h"
 #include "base/error.h"
 #include "graph/passes/passes.h"
 #include "python/capture/callables.h"
@@ -186,7 +186,7 @@ const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
   const auto is_foreign = [&](const graph::Node* base) { return !own.contains(base); };
   for (const graph::Node* n : region) {
     const std::string& name = n->op.name();
-    bool plain = !name.starts_with("kiln::") || n->op == constant || n->op == aten::nonzero_sized_op();
+    bool plain = !name.starts_with("kiln::") || n->op == constant || aten::is_own_op(n->op);
     if (checkpointed)
       plain |= name.starts_with("kiln::custom_function") ||
                (n->op == leaf && !is_foreign(graph::storage_root(n->arg(0).value()).node));

@@ -10,7 +10,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
-#include "aten/nonzero.h"
+#include "aten/own_ops.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"

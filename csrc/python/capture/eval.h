@@ -45,6 +45,21 @@ struct Exec {
   }
 };
 
+/// While what an instruction loads is only loaded for its `append`, a list is not looked at.
+class LoadedForAppend {
+ public:
+  explicit LoadedForAppend(Exec& e) : unread_(e.m.unread), before_(e.m.unread) {
+    const uint8_t* next = e.units + 2 * e.next;
+    unread_ = next[0] == LOAD_METHOD && PyUnicode_CompareWithASCIIString(e.name(next[1]), "append") == 0;
+  }
+  ~LoadedForAppend() { unread_ = before_; }
+  LoadedForAppend(const LoadedForAppend&) = delete;
+
+ private:
+  bool& unread_;
+  const bool before_;
+};
+
 using Handler = Flow (*)(Exec& e, int arg);
 
 #define KILN_OPCODE(name, handler) Flow handler(Exec& e, int arg);

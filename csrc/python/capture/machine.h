@@ -57,6 +57,7 @@ struct Known {
   bool active = false;   // its guard is taken
   bool read = false;     // Plain: the memory it lends is guarded by what it holds
   bool written = false;  // a shadow that differs from its original; told on leaving
+  bool opened = false;   // Shadow of a dict: the lists in it are guarded, too
   bool whole = false;    // Shadow of a set: its elements are constants, guarded in one
   SourcePtr source;
   py::Ref real;
@@ -279,6 +280,8 @@ class Machine {
   /// Whether `container`, which existed before, grows by a number that item() gave: a history that the next call finds
   /// longer. What is guarded of it is better left to the code behind a graph break.
   bool grows_with(PyObject* container, PyObject* number);
+  /// The key of a dict, or the item of a set, that the number equals, or None.
+  py::Ref key_of_number(PyObject* container, PyObject* number);
   /// The instructions at which the frames up to the root stand, as text.
   std::string call_site() const;
   /// What stands for a call of a function that takes numbers as they are (max, math.sqrt); null without an error if
@@ -418,6 +421,7 @@ class Machine {
   /// To be asked where C code reads `o`: guards what it may find, and what it may find in tuples, lists and dicts
   /// (unless depth is -1). False with a graph break set if no guard can tell.
   bool reads(PyObject* o, int depth = 0);
+  bool opens(PyObject* container);                   // guards the lists in an existing dict
   bool reads_what_it_holds(PyObject* o, int depth);  // iterators and views that were made during the capture
   /// The same for all arguments of a function of C, the receiver first.
   bool reads_arguments(PyObject* c_callable, PyObject* const* args, size_t n);

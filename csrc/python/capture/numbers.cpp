@@ -96,7 +96,9 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
   if (PyUnicode_CompareWithASCIIString(args[0], "is") == 0) return Py_NewRef(is_number(args[1]) ? Py_True : Py_False);
   if (PyUnicode_CompareWithASCIIString(args[0], "eager_if") == 0) {
     KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
-    return add_eager_condition(THPVariable_Unpack(args[1])) ? Py_NewRef(Py_None) : need_values(args[2]);
+    const at::Tensor condition = THPVariable_Unpack(args[1]);
+    const bool asked = add_eager_condition(condition) || assert_that(condition, /*wanted=*/false);
+    return asked ? Py_NewRef(Py_None) : need_values(args[2]);
   }
   if (PyUnicode_CompareWithASCIIString(args[0], "decide") == 0) {
     KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
@@ -203,6 +205,11 @@ PyObject* Machine::number_among(PyObject* const* args, size_t n, bool nested) co
     if (PyObject* number = number_among(items, static_cast<size_t>(Py_SIZE(args[i])), nested)) return number;
   }
   return nullptr;
+}
+
+py::Ref Machine::key_of_number(PyObject* container, PyObject* number) {
+  static PyObject* key_in = function_of("key_in");
+  return py::Ref::steal(PyObject_CallFunctionObjArgs(key_in, container, number, nullptr));
 }
 
 PyObject* Machine::operate_on_numbers(const char* op, PyObject* const* args) {

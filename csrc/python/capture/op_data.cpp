@@ -151,11 +151,26 @@ Flow op_is_op(Exec& e, int arg) {
   return Flow::Next;
 }
 
+/// Whether `x in o` looks for x's hash.
+static bool is_hashed(PyObject* o) {
+  static PyObject* name = PyUnicode_InternFromString("__contains__");
+  const auto has_that_of = [&](PyTypeObject* type) {
+    return PyType_IsSubtype(Py_TYPE(o), type) && _PyType_Lookup(Py_TYPE(o), name) == _PyType_Lookup(type, name);
+  };
+  return has_that_of(&PyDict_Type) || has_that_of(&PySet_Type) || has_that_of(&PyFrozenSet_Type);
+}
+
 Flow op_contains_op(Exec& e, int arg) {
   if (e.m.refuses_iterator(e.top(0))) return Flow::Error;
   if (!e.m.reads(e.top(0)) || !e.m.reads(e.top(1))) return Flow::Error;
   e.m.pin_lookup(e.top(0), e.top(1));
-  const int has = PySequence_Contains(e.top(0), e.top(1));
+  int has;
+  if (e.m.is_number(e.top(1)) && is_hashed(e.top(0))) {
+    const py::Ref key = e.m.key_of_number(e.top(0), e.top(1));
+    has = !key ? -1 : key.get() != Py_None;
+  } else {
+    has = PySequence_Contains(e.top(0), e.top(1));
+  }
   if (has < 0) {
     e.m.after_c_call(nullptr);
     return Flow::Error;
@@ -166,12 +181,20 @@ Flow op_contains_op(Exec& e, int arg) {
 }
 
 Flow op_binary_subscr(Exec& e, int) {
+  const LoadedForAppend append(e);
   PyObject* container = e.top(1);
   PyObject* args[2] = {container, e.top(0)};
   if (PyType_Check(container)) {  // list[int], Generic[T]
     return replace_two(e, PyObject_GetItem(container, e.top(0)));
   }
   if (PyDict_Check(container)) e.m.pin_lookup(container, e.top(0));
+  py::Ref key;
+  if (e.m.is_number(e.top(0)) && PyDict_Check(container)) {
+    if (!e.m.reads(container)) return Flow::Error;
+    key = e.m.key_of_number(container, e.top(0));
+    if (!key) return Flow::Error;
+    if (key.get() != Py_None) args[1] = key.get();
+  }
   return replace_two(e,
                      operate(e.m, "getitem", args, 2, [](PyObject* const* a) { return PyObject_GetItem(a[0], a[1]); }));
 }

@@ -72,23 +72,6 @@ Flow op_delete_fast(Exec& e, int arg) {
   return Flow::Next;
 }
 
-namespace {
-/// While what an instruction loads is only loaded for its `append`, a list is not looked at.
-class LoadedForAppend {
- public:
-  explicit LoadedForAppend(Exec& e) : unread_(e.m.unread), before_(e.m.unread) {
-    const uint8_t* next = e.units + 2 * e.next;
-    unread_ = next[0] == LOAD_METHOD && PyUnicode_CompareWithASCIIString(e.name(next[1]), "append") == 0;
-  }
-  ~LoadedForAppend() { unread_ = before_; }
-  LoadedForAppend(const LoadedForAppend&) = delete;
-
- private:
-  bool& unread_;
-  const bool before_;
-};
-}  // namespace
-
 Flow op_load_global(Exec& e, int arg) {
   const LoadedForAppend append(e);
   PyObject* v = e.m.load_global(e.frame->f_globals, e.frame->f_builtins, e.name(arg >> 1));

@@ -382,8 +382,9 @@ bool Machine::activate(Known& k) {
         guard(is && !PyTuple_Check(v) && !PyFrozenSet_Check(v) ? GK::Is : GK::Equals, source, v);
       }
       // C code that is given a container looks at what is in it: at lists within lists (==, sum), at sizes of tensors.
+      // A dict's lists wait until somebody does: one that keeps a history is only appended to.
       for (const py::Ref& v : k.contents)
-        if (!observe(v.get())) return false;
+        if (!(PyDict_Check(o) && PyList_CheckExact(v.get())) && !observe(v.get())) return false;
       break;
     }
     case Known::Kind::Plain:
