@@ -16,6 +16,12 @@ class Ahead {
       : data_(data), lines_(lines), stride_(stride), length_(length) {
     each_ = ceil_div(lines * ceil_div(length, 16), std::max<int64_t>(1, pieces));
   }
+  /// As after so many parts were asked for.
+  Ahead& skip(int64_t parts) {
+    const int64_t in_line = ceil_div(length_, 16);
+    if (in_line > 0) line_ = parts * each_ / in_line, at_ = parts * each_ % in_line * 16;
+    return *this;
+  }
   void ask() {
     for (int64_t i = 0; i < each_ && line_ < lines_; ++i) {
       __builtin_prefetch(data_ + line_ * stride_ + at_, 0, 2);

@@ -65,17 +65,17 @@ bool packs_own_b(int64_t m, int64_t n, int64_t k, int threads) {
   return threads > 1 && m >= int64_t{64} * threads && n * k <= (1 << 17);
 }
 
-/// A thread's own copy of B, packed when it first needs it. One at a time.
+/// A thread's own copy of B or of a panel of it, packed when it first needs it. One at a time.
 class OwnCopy {
  public:
   explicit OwnCopy(int64_t floats) : floats_(floats), call_(++calls()) {}
   template <class Pack>
-  const float* get(const Pack& pack) const {
-    if (mine.call != call_) {
+  const float* get(const Pack& pack, int64_t panel = 0) const {
+    if (mine.call != call_ || mine.panel != panel) {
       mine.memory.reset(floats_);
       mine.data = mine.memory.take(floats_);
       pack(mine.data);
-      mine.call = call_;
+      mine.call = call_, mine.panel = panel;
     }
     return mine.data;
   }
@@ -83,6 +83,7 @@ class OwnCopy {
  private:
   struct Mine {
     uint64_t call = 0;
+    int64_t panel = 0;
     Scratch memory;
     float* data = nullptr;
   };
@@ -310,6 +311,14 @@ int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int th
 
 namespace {
 
+/// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be read
+/// by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A, which
+/// would have to be packed otherwise, even from memory.
+bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
+  const int64_t limit = transposed(a) ? 1 << 23 : a.col == 1 ? 3 << 19 : 1 << 19;
+  return packs_by_panel(n, k, 0, threads) && m * k <= limit;
+}
+
 /// A long product with few results is cut along k: each thread packs what it multiplies, and adds to a C of its own.
 /// How many of them; 1: it is cut along rows or columns.
 int depth_parts(int64_t m, int64_t n, int64_t k, int threads) {
@@ -355,7 +364,7 @@ bool reads_b_once(int64_t m) { return m <= 3; }
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int threads) {
   if (has_few_rows(m, a, b)) return few_rows_floats(m, n, k, b, threads);
   if (const int parts = depth_parts(m, n, k, threads); parts > 1) return parts * part_floats(m, n, k, a, b, parts);
-  if (packs_by_panel(n, k, m * k, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
+  if (goes_by_panel(m, n, k, a, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
   for (int64_t width : {chunk.n, n % chunk.n})
@@ -468,6 +477,32 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
   const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), mr = tile().mr;
   const int64_t tiles = ceil_div(m, mr);
   const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
+  // With few panels a thread that is held up would keep the others waiting: they take pieces of its rows, too.
+  constexpr int64_t kKeptDepth = 4 * kMaxDepth, kTasks = 16;
+  const int64_t pieces =
+      depths.k > kKeptDepth ? 1 : std::min(threads * kTasks / std::max<int64_t>(1, layout.panels()), tiles / 8);
+  if (pieces > 1) {
+    const OwnCopy copy(depths.k * kMaxTileColumns);
+    parallel(layout.panels() * pieces, [&](int64_t task) {
+      const int64_t panel = task / pieces, t0 = tiles * (task % pieces) / pieces,
+                    t1 = tiles * (task % pieces + 1) / pieces;
+      const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
+      const auto pack = [&](float* to) {
+        for (const Depths::Block& block : depths.blocks) source.pack(block, panel, to + block.k * width);
+      };
+      const float* const packed = copy.get(pack, panel);
+      for (const Depths::Block& block : depths.blocks) {
+        Ahead ahead;
+        if (panel + 1 < layout.panels()) ahead = source.ahead(block, panel + 1, tiles).skip(t0);
+        const auto left = left_of(block);
+        run_panel(
+            packed + block.k * width, j, cols, width, t0 * mr, std::min(m, t1 * mr),
+            [&](int64_t index) { return left(t0 + index); },
+            Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
+      }
+    });
+    return;
+  }
   const auto multiply_panel = [&](int64_t panel) {
     const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
     alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
@@ -529,7 +564,7 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
   if (has_few_rows(m, a, b)) return multiply_few_rows(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
   if (const int parts = depth_parts(m, n, k, threads); parts > 1)
     return multiply_by_depth(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, parts);
-  if (packs_by_panel(n, k, m * k, threads))
+  if (goes_by_panel(m, n, k, a, threads))
     return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
   if (packs_own_b(m, n, k, threads)) {
     const OwnCopy copy(packed_floats(k, n));
