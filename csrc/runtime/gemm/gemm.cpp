@@ -311,6 +311,9 @@ int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int th
 
 namespace {
 
+/// Up to this depth a panel of B is kept as a whole, in the second-level cache.
+constexpr int64_t kKeptDepth = 4 * kMaxDepth;
+
 /// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be read
 /// by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A, which
 /// would have to be packed otherwise, even from memory.
@@ -321,12 +324,11 @@ bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads
 
 /// A long product with few results is cut along k: each thread packs what it multiplies, and adds to a C of its own.
 /// How many of them; 1: it is cut along rows or columns.
-int depth_parts(int64_t m, int64_t n, int64_t k, int threads) {
+int depth_parts(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   constexpr int64_t kResults = 1 << 19, kDepth = 256;
   const int64_t parts = std::min<int64_t>(threads, k / kDepth);
-  return m * n * parts > kResults || packs_by_panel(n, k, m * k, threads) || 2 * parts <= threads
-             ? 1
-             : static_cast<int>(parts);
+  const bool by_panel = k < kKeptDepth ? goes_by_panel(m, n, k, a, threads) : packs_by_panel(n, k, m * k, threads);
+  return m * n * parts > kResults || by_panel || 2 * parts <= threads ? 1 : static_cast<int>(parts);
 }
 /// A part goes on in steps of this depth, so that what it reads stays in its second-level cache.
 int64_t part_step(int64_t m, int64_t n) {
@@ -363,7 +365,7 @@ bool reads_b_once(int64_t m) { return m <= 3; }
 
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int threads) {
   if (has_few_rows(m, a, b)) return few_rows_floats(m, n, k, b, threads);
-  if (const int parts = depth_parts(m, n, k, threads); parts > 1) return parts * part_floats(m, n, k, a, b, parts);
+  if (const int parts = depth_parts(m, n, k, a, threads); parts > 1) return parts * part_floats(m, n, k, a, b, parts);
   if (goes_by_panel(m, n, k, a, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
@@ -478,7 +480,7 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
   const int64_t tiles = ceil_div(m, mr);
   const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
   // With few panels a thread that is held up would keep the others waiting: they take pieces of its rows, too.
-  constexpr int64_t kKeptDepth = 4 * kMaxDepth, kTasks = 16;
+  constexpr int64_t kTasks = 16;
   const int64_t pieces =
       depths.k > kKeptDepth ? 1 : std::min(threads * kTasks / std::max<int64_t>(1, layout.panels()), tiles / 8);
   if (pieces > 1) {
@@ -562,7 +564,7 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
   if (m == 0 || n == 0) return;
   if (k == 0) return zero_product(m, n, c, ldc, epilogue);
   if (has_few_rows(m, a, b)) return multiply_few_rows(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
-  if (const int parts = depth_parts(m, n, k, threads); parts > 1)
+  if (const int parts = depth_parts(m, n, k, a, threads); parts > 1)
     return multiply_by_depth(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, parts);
   if (goes_by_panel(m, n, k, a, threads))
     return multiply_by_panel(m, n, k, a, b, c, ldc, epilogue, workspace, parallel, threads);
