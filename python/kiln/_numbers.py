@@ -380,6 +380,15 @@ def absolute(number):
     return abs(as_float(number))
 
 
+def test_of_floats(predicate, of_ints):
+    """A question that an int's answer is known to."""
+
+    def ask(number):
+        return of_ints if number.bound is not None else decide(predicate(number.tensor), number)
+
+    return ask
+
+
 def rounded(function):
     """What makes an int of a float; `function` rounds in float64."""
 
@@ -444,6 +453,9 @@ FUNCTIONS = {
     math.pow: float_power,
     math.fabs: absolute,
     **{getattr(math, name): c_math(name) for name in C_MATH},
+    math.isfinite: test_of_floats(lambda t: t.abs() < math.inf, True),
+    math.isnan: test_of_floats(lambda t: t != t, False),
+    math.isinf: test_of_floats(lambda t: t.abs() == math.inf, False),
     math.floor: rounded(torch.floor),
     math.ceil: rounded(torch.ceil),
     math.trunc: rounded(torch.trunc),

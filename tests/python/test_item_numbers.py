@@ -1,6 +1,7 @@
 """item() of tensors: a number that the graph computes with, until its value is needed."""
 
 import math
+import sys
 import warnings
 
 import pytest
@@ -552,3 +553,53 @@ def test_tolist_of_one_element_keeps_its_dims():
 
     want = ([2.5], [[2.5]], 2.5, [[[3]]], [6])
     assert kiln.compile(program)(torch.tensor([2.5]), torch.tensor([3])) == want
+
+
+def stop(value):
+    if not math.isfinite(value):
+        print("the loss is", value)
+        sys.exit(1)
+
+
+def want_a_number(value):
+    if math.isnan(value):
+        raise AssertionError("not a number")
+
+
+def refuse(value):
+    if math.isinf(value) or math.isnan(value):
+        raise ValueError(f"{value}")
+
+
+@pytest.mark.parametrize("guard", [stop, want_a_number, refuse])
+def test_a_loss_that_is_no_number(guard):
+    """What ends the program, or the step, does not break the graph; where it happens, nothing was written before."""
+
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(x):
+            loss = model(x).square().mean()
+            guard(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step, model
+
+    (eager, twin), (step, model) = make(), make()
+    compiled = kiln.compile(step)
+    for x in (X, X + 1, X * math.nan, X, X * 1e30, X):
+        outcomes = []
+        for run in (eager, compiled):
+            try:
+                outcomes.append(run(x))
+            except (SystemExit, AssertionError, ValueError) as error:
+                outcomes.append((type(error), str(error)))
+        same(*[o if isinstance(o, tuple) else torch.tensor(o) for o in outcomes])
+        for a, b in zip(twin.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+    assert breaks(make()[0], X) == 0

@@ -111,13 +111,13 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
 }
 
 std::optional<bool> Machine::asserted_truth() const {
-  // What runs is decide(), called by the comparison's method, called by the program.
+  // What runs is decide(), called by the comparison's method or by what stands for math.isnan, called by the program.
   py311::Frame* f = ts->cframe->current_frame;
   for (int i = 0; i < 2 && f && f != root; ++i) f = f->previous;
   const uint8_t* units = f ? py311::plain_code(f->f_code) : nullptr;
   int at = units ? py311::last_instruction(f) : -1;
-  if (at < 0 || units[2 * at] != COMPARE_OP) return std::nullopt;
-  at += 1 + py311::cache_units(COMPARE_OP);
+  if (at < 0 || (units[2 * at] != COMPARE_OP && units[2 * at] != CALL)) return std::nullopt;
+  at += 1 + py311::cache_units(units[2 * at]);
   const uint8_t op = units[2 * at];
   if (op != POP_JUMP_FORWARD_IF_TRUE && op != POP_JUMP_FORWARD_IF_FALSE) return std::nullopt;
   return truth_that_goes_on(f->f_code, at + 1, units[2 * at + 1], op == POP_JUMP_FORWARD_IF_TRUE);

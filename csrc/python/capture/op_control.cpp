@@ -27,12 +27,26 @@ Flow op_jump_backward(Exec& e, int arg) {
 }
 
 namespace {
+/// Whether the instructions from `at` on end in an exception, or in the end of the process: a guess, by names.
 bool only_raises(PyCodeObject* code, int at) {
   int count = 0;
   const uint8_t* units = py311::plain_code(code, &count);
+  const auto loads = [&](uint32_t name, std::initializer_list<const char*> names) {
+    PyObject* const found = PyTuple_GET_ITEM(code->co_names, name);
+    return std::any_of(names.begin(), names.end(),
+                       [&](const char* n) { return PyUnicode_CompareWithASCIIString(found, n) == 0; });
+  };
+  uint32_t wide = 0;
+  bool of_sys = false;
   for (; units && at < count; ++at) {
     const uint8_t op = units[2 * at];
+    const uint32_t arg = wide | units[2 * at + 1];
+    wide = op == EXTENDED_ARG ? arg << 8 : 0;
     if (op == RAISE_VARARGS) return true;
+    const bool attribute = op == LOAD_ATTR || op == LOAD_METHOD;
+    if (attribute && of_sys && loads(arg, {"exit", "_exit"})) return true;
+    if (op == LOAD_GLOBAL && loads(arg >> 1, {"exit", "quit"})) return true;
+    if (op == LOAD_GLOBAL || attribute) of_sys = op == LOAD_GLOBAL && loads(arg >> 1, {"sys", "os"});
     if (py311::is_jump(op) || py311::ends_block(op)) return false;
   }
   return false;

@@ -314,9 +314,9 @@ namespace {
 /// Up to this depth a panel of B is kept as a whole, in the second-level cache.
 constexpr int64_t kKeptDepth = 4 * kMaxDepth;
 
-/// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be read
-/// by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A, which
-/// would have to be packed otherwise, even from memory.
+/// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be
+/// read by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A,
+/// which would have to be packed otherwise, even from memory.
 bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   const int64_t limit = transposed(a) ? 1 << 23 : a.col == 1 ? 3 << 19 : 1 << 19;
   return packs_by_panel(n, k, 0, threads) && m * k <= limit;

@@ -22,10 +22,10 @@ struct Case {
 // Every edge of the tile in both directions, depths around the block's, and all four storage orders.
 TEST(Gemm, EqualsDoublePrecisionProduct) {
   if (!supported()) GTEST_SKIP();
-  const Case cases[] = {{1, 1, 1},      {1, 33, 70},  {2, 70, 33},     {3, 17, 200},   {4, 29, 50},   {5, 14, 77},
-                        {6, 31, 66},    {7, 23, 90},  {8, 40, 40},     {8, 48, 16},    {7, 47, 33},   {9, 49, 5},
-                        {17, 16, 511},  {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},     {40, 15, 100}, {0, 4, 3},
-                        {4, 3, 0},      {29, 8, 70},  {26, 5, 600},    {50, 261, 520},  // packed panel by panel
+  const Case cases[] = {{1, 1, 1},        {1, 33, 70},  {2, 70, 33},     {3, 17, 200},   {4, 29, 50},   {5, 14, 77},
+                        {6, 31, 66},      {7, 23, 90},  {8, 40, 40},     {8, 48, 16},    {7, 47, 33},   {9, 49, 5},
+                        {17, 16, 511},    {5, 33, 513}, {64, 100, 1030}, {3, 97, 2},     {40, 15, 100}, {0, 4, 3},
+                        {4, 3, 0},        {29, 8, 70},  {26, 5, 600},    {50, 261, 520},  // packed panel by panel
                         {130, 261, 520},   // the same, in pieces of its rows
                         {100, 256, 2100},  // the same, too deep for pieces
                         {1030, 260, 520},  // the same, with a large A
