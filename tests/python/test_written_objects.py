@@ -459,15 +459,16 @@ def test_a_history_in_a_dict():
         lambda d: sum(d["a"]),
         lambda d: str(d),
         lambda d: f"{d}",
-        lambda d: d == {"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])},
+        lambda d: d == {"a": [1, 2], "b": {"c": [3]}, "t": (4, [5]), "n": [[[[{"l": [0]}]]]]},
         lambda d: [1, 2] in d.values(),
         lambda d: list(d.values())[0] == [1, 2],
         lambda d: sorted(list(d.values())[0]),
         lambda d: [len(v) for v in d.values()],
         lambda d: dict(d)["b"]["c"] == [3],
-        lambda d: {**d, "a": 0} == {"a": 0, "b": {"c": [3]}, "t": (4, [5])},
-        lambda d: (d, 1) == ({"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])}, 1),
-        lambda d: [[[[d]]]] == [[[[{"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])}]]]],
+        lambda d: {**d, "a": 0} == {"a": 0, "b": {"c": [3]}, "t": (4, [5]), "n": [[[[{"l": [0]}]]]]},
+        lambda d: (d, 1) == ({"a": [1, 2], "b": {"c": [3]}, "t": (4, [5]), "n": [[[[{"l": [0]}]]]]}, 1),
+        lambda d: d["n"] == [[[[{"l": [0]}]]]],
+        lambda d: [[[[d]]]] == [[[[{"a": [1, 2], "b": {"c": [3]}, "t": (4, [5]), "n": [[[[{"l": [0]}]]]]}]]]],
         lambda d: max(d["b"].values()),
         lambda d: d.get("b")["c"].index(3) if d["b"]["c"] else None,
         lambda d: bool(d["b"]["c"]),
@@ -483,7 +484,7 @@ def test_what_looks_into_a_dict_of_lists(use):
     """Anything that sees more of a list in a dict than an append does, sees the list as it is now."""
 
     def fresh():
-        return {"a": [1, 2], "b": {"c": [3]}, "t": (4, [5])}
+        return {"a": [1, 2], "b": {"c": [3]}, "t": (4, [5]), "n": [[[[{"l": [0]}]]]]}
 
     d = fresh()
 
@@ -501,6 +502,7 @@ def test_what_looks_into_a_dict_of_lists(use):
             lambda: d["b"]["c"].append(1),
             lambda: d["b"]["c"].pop() and d["b"]["c"].append(8),
             lambda: d["t"][1].insert(0, 6),
+            lambda: d["n"][0][0][0][0]["l"].append(1),
             lambda: d.update(fresh()),
         ):
             change()

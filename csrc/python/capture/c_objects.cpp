@@ -127,7 +127,7 @@ Machine::CState Machine::c_state(PyTypeObject* t) {
 bool Machine::opens(PyObject* container) {
   if (!observe(container)) return false;
   Known* k = find(container);
-  if (!k || k->opened || !PyDict_Check(container)) return true;
+  if (!k || k->kind != Known::Kind::Shadow || k->opened) return true;
   k->opened = true;
   const std::vector<py::Ref> contents = k->contents;
   return std::all_of(contents.begin(), contents.end(), [&](const py::Ref& v) { return opens(v.get()); });

@@ -57,7 +57,7 @@ struct Known {
   bool active = false;   // its guard is taken
   bool read = false;     // Plain: the memory it lends is guarded by what it holds
   bool written = false;  // a shadow that differs from its original; told on leaving
-  bool opened = false;   // Shadow of a dict: the lists in it are guarded, too
+  bool opened = false;   // Shadow: the lists in dicts in it are guarded, too
   bool whole = false;    // Shadow of a set: its elements are constants, guarded in one
   SourcePtr source;
   py::Ref real;
@@ -421,7 +421,7 @@ class Machine {
   /// To be asked where C code reads `o`: guards what it may find, and what it may find in tuples, lists and dicts
   /// (unless depth is -1). False with a graph break set if no guard can tell.
   bool reads(PyObject* o, int depth = 0);
-  bool opens(PyObject* container);                   // guards the lists in an existing dict
+  bool opens(PyObject* container);                   // guards the lists in dicts, too
   bool reads_what_it_holds(PyObject* o, int depth);  // iterators and views that were made during the capture
   /// The same for all arguments of a function of C, the receiver first.
   bool reads_arguments(PyObject* c_callable, PyObject* const* args, size_t n);

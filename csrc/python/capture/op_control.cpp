@@ -32,6 +32,7 @@ bool only_raises(PyCodeObject* code, int at) {
   int count = 0;
   const uint8_t* units = py311::plain_code(code, &count);
   const auto loads = [&](uint32_t name, std::initializer_list<const char*> names) {
+    if (name >= static_cast<uint32_t>(PyTuple_GET_SIZE(code->co_names))) return false;
     PyObject* const found = PyTuple_GET_ITEM(code->co_names, name);
     return std::any_of(names.begin(), names.end(),
                        [&](const char* n) { return PyUnicode_CompareWithASCIIString(found, n) == 0; });
