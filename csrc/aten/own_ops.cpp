@@ -11,24 +11,24 @@ namespace kiln::aten {
 
 namespace {
 
-at::Tensor compute(const at::Tensor& self, int64_t size) {
+at::Tensor found_nonzero(const at::Tensor& self, int64_t size) {
   at::Tensor found = self.nonzero();
   TORCH_CHECK(found.size(0) == size, "expected ", size, " elements that are not zero, found ", found.size(0));
   return found;
 }
 
-at::Tensor shape(const at::Tensor& self, int64_t size) {
+at::Tensor nonzero_shape(const at::Tensor& self, int64_t size) {
   return at::empty_strided({size, self.dim()}, {1, size}, self.options().dtype(at::kLong));
 }
 
 using Function = double (*)(double);
 
 Function c_function(c10::string_view name) {
-#define KILN_ROW(f) {#f, &::f}
   static const std::unordered_map<std::string_view, Function> functions = {
-      KILN_ROW(exp),   KILN_ROW(expm1), KILN_ROW(log), KILN_ROW(log1p), KILN_ROW(log2),
-      KILN_ROW(log10), KILN_ROW(sin),   KILN_ROW(cos), KILN_ROW(tan),   KILN_ROW(tanh)};
-#undef KILN_ROW
+#define KILN_C_MATH(f, opcode) {#f, &::f},
+#include "ops/c_math.def"
+#undef KILN_C_MATH
+  };
   const auto it = functions.find(std::string_view(name.data(), name.size()));
   TORCH_CHECK(it != functions.end(), "kiln::c_math has no function ", name);
   return it->second;
@@ -37,8 +37,7 @@ Function c_function(c10::string_view name) {
 at::Tensor c_math(const at::Tensor& self, c10::string_view function) {
   TORCH_CHECK(self.scalar_type() == at::kDouble, "kiln::c_math is for float64, not ", self.scalar_type());
   const Function f = c_function(function);
-  at::Tensor out = self.clone();
-  if (!out.is_non_overlapping_and_dense()) out = out.contiguous();
+  at::Tensor out = self.clone();  // dense, whatever self is
   double* data = out.mutable_data_ptr<double>();
   std::transform(data, data + out.numel(), data, f);
   return out;
@@ -69,10 +68,10 @@ TORCH_LIBRARY_FRAGMENT(kiln, m) {
   m.def("c_math(Tensor self, str function) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(kiln, CPU, m) {
-  m.impl("nonzero_sized", &kiln::aten::compute);
+  m.impl("nonzero_sized", &kiln::aten::found_nonzero);
   m.impl("c_math", &kiln::aten::c_math);
 }
 TORCH_LIBRARY_IMPL(kiln, Meta, m) {
-  m.impl("nonzero_sized", &kiln::aten::shape);
+  m.impl("nonzero_sized", &kiln::aten::nonzero_shape);
   m.impl("c_math", &kiln::aten::c_math_shape);
 }

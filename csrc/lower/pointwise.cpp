@@ -146,11 +146,9 @@ bool power(Lowering& l, const Node& n) {
 // As the C library computes it, which is what Python's math module gives.
 bool c_math(Lowering& l, const Node& n) {
   static const std::unordered_map<std::string, Rule> rules = {
-      {"exp", unary<F1(o.ExpScalar(a)), 20>},   {"expm1", unary<F1(o.Expm1Scalar(a)), 20>},
-      {"log", unary<F1(o.LogScalar(a)), 20>},   {"log1p", unary<F1(o.Log1pScalar(a)), 20>},
-      {"log2", unary<F1(o.Log2Scalar(a)), 20>}, {"log10", unary<F1(o.Log10Scalar(a)), 20>},
-      {"sin", unary<F1(o.SinScalar(a)), 20>},   {"cos", unary<F1(o.CosScalar(a)), 20>},
-      {"tan", unary<F1(o.TanScalar(a)), 20>},   {"tanh", unary<F1(o.TanhScalar(a)), 20>},
+#define KILN_C_MATH(f, opcode) {#f, unary<F1(o.opcode(a)), 20>},
+#include "ops/c_math.def"
+#undef KILN_C_MATH
   };
   const auto rule = rules.find(n.arg(1).as<std::string>());
   return rule != rules.end() && rule->second(l, n);

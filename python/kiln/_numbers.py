@@ -170,8 +170,16 @@ def remainder(a, b):
     return Number(torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), y), rest), sources_of(a, b))
 
 
+def want_numbers(*operands):
+    """What has an arithmetic or a conversion of its own (NumPy's scalars, fractions, strings) needs the value."""
+    for o in operands:
+        if not (is_number(o) or is_constant(o)):
+            specialize(first_number(operands))
+
+
 def quotient_and_remainder(a, b):
     """divmod()."""
+    want_numbers(a, b)
     return floor_divide(a, b), remainder(a, b)
 
 
@@ -361,16 +369,16 @@ natural_log = c_math("log")
 
 def logarithm(*args):
     """math.log, with or without a base."""
-    parts = []
-    for x in args:
-        if not (is_number(x) or (is_constant(x) and x > 0)):
-            specialize(first_number(args))
-        parts.append(natural_log(x) if is_number(x) else math.log(x))
+    want_numbers(*args)
+    if any(not is_number(x) and x <= 0 for x in args):
+        specialize(first_number(args))
+    parts = [natural_log(x) if is_number(x) else math.log(x) for x in args]
     return parts[0] if len(parts) == 1 else divide(*parts)
 
 
 def float_power(a, b):
     """math.pow."""
+    want_numbers(a, b)
     x, y = [as_float(o) if is_number(o) else float(o) for o in (a, b)]
     return power(x, y)
 

@@ -1,8 +1,10 @@
 """Python floats that change between calls, a learning rate first of all: inputs of the graph from their first change on."""
 
+import fractions
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -300,6 +302,32 @@ def test_functions_of_numbers_raise_as_in_eager(use, values):
     for a in values:
         expected, found = attempt(use, a), attempt(compiled, X, a)
         assert repr(found[1] if torch.is_tensor(found[0]) else found) == repr(expected), a
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda a: divmod(np.float64(7.5), a),
+        lambda a: divmod(a, np.float64(2.5)),
+        lambda a: divmod(fractions.Fraction(15, 2), int(a)),
+        lambda a: divmod(True, a),
+        lambda a: divmod(torch.tensor([7.5]), a),
+        lambda a: math.pow("2", a),
+        lambda a: math.pow(np.float64(1.5), a),
+        lambda a: math.log(a, "2"),
+        lambda a: math.log(fractions.Fraction(15, 2), a),
+    ],
+)
+def test_operands_with_an_arithmetic_of_their_own(use):
+    def attempt(f, *args):
+        try:
+            return f(*args)
+        except TypeError as error:
+            return repr(error)
+
+    compiled = kiln.compile(lambda x, a: use(a))
+    for a in (1.25, 2.5, 3.5, 4.75):
+        assert repr(attempt(compiled, X, a)) == repr(attempt(use, a))
 
 
 S = torch.optim.lr_scheduler

@@ -38,11 +38,9 @@ const MathRow kMath[] = {
     KILN_MATH2(Pow, pow, "_u10", "_u10"),     KILN_MATH2(Atan2, atan2, "_u10", "_u10"),
     KILN_MATH2(Hypot, hypot, "_u05", "_u05"), KILN_MATH2(Fmod, fmod, "", ""),
     KILN_MATH2(Nextafter, nextafter, "", ""), KILN_MATH2(PowScalar, pow, "", ""),
-    KILN_MATH1(ExpScalar, exp, "", ""),       KILN_MATH1(Expm1Scalar, expm1, "", ""),
-    KILN_MATH1(LogScalar, log, "", ""),       KILN_MATH1(Log1pScalar, log1p, "", ""),
-    KILN_MATH1(Log2Scalar, log2, "", ""),     KILN_MATH1(Log10Scalar, log10, "", ""),
-    KILN_MATH1(SinScalar, sin, "", ""),       KILN_MATH1(CosScalar, cos, "", ""),
-    KILN_MATH1(TanScalar, tan, "", ""),       KILN_MATH1(TanhScalar, tanh, "", ""),
+#define KILN_C_MATH(f, opcode) KILN_MATH1(opcode, f, "", ""),
+#include "ops/c_math.def"
+#undef KILN_C_MATH
 };
 #undef KILN_MATH1
 #undef KILN_MATH2

@@ -478,51 +478,43 @@ void run_by_panel(int64_t m, const Depths& depths, const LeftOf& left_of, const 
                   const Parallel& parallel, int threads) {
   const int64_t run = std::clamp<int64_t>(layout.panels() / (threads * 8), 1, 4), mr = tile().mr;
   const int64_t tiles = ceil_div(m, mr);
-  const int64_t blocks = static_cast<int64_t>(depths.blocks.size());
-  // With few panels a thread that is held up would keep the others waiting: they take pieces of its rows, too.
+  const int64_t panels = layout.panels(), blocks = static_cast<int64_t>(depths.blocks.size());
+  // With few panels a thread that is held up would keep the others waiting: they take pieces of its rows, too. All of
+  // the panel is kept then, not one block after the other.
   constexpr int64_t kTasks = 16;
-  const int64_t pieces =
-      depths.k > kKeptDepth ? 1 : std::min(threads * kTasks / std::max<int64_t>(1, layout.panels()), tiles / 8);
-  if (pieces > 1) {
-    const OwnCopy copy(depths.k * kMaxTileColumns);
-    parallel(layout.panels() * pieces, [&](int64_t task) {
-      const int64_t panel = task / pieces, t0 = tiles * (task % pieces) / pieces,
-                    t1 = tiles * (task % pieces + 1) / pieces;
-      const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
-      const auto pack = [&](float* to) {
-        for (const Depths::Block& block : depths.blocks) source.pack(block, panel, to + block.k * width);
-      };
-      const float* const packed = copy.get(pack, panel);
-      for (const Depths::Block& block : depths.blocks) {
-        Ahead ahead;
-        if (panel + 1 < layout.panels()) ahead = source.ahead(block, panel + 1, tiles).skip(t0);
-        const auto left = left_of(block);
-        run_panel(
-            packed + block.k * width, j, cols, width, t0 * mr, std::min(m, t1 * mr),
-            [&](int64_t index) { return left(t0 + index); },
-            Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
-      }
-    });
-    return;
-  }
-  const auto multiply_panel = [&](int64_t panel) {
-    const int64_t j = layout.first_column(panel), width = layout.width(panel), cols = layout.columns(panel);
-    alignas(64) thread_local float packed[kMaxDepth * kMaxTileColumns];
+  int64_t pieces = 1;
+  if (panels > 0 && depths.k <= kKeptDepth)
+    pieces = std::max<int64_t>(1, std::min(threads * kTasks / panels, tiles / 8));
+  const bool whole = pieces > 1;
+  const OwnCopy copy((whole ? depths.k : kMaxDepth) * kMaxTileColumns);
+  const auto packed = [&](int64_t b, int64_t panel) {
+    if (!whole) return copy.get([&](float* to) { source.pack(depths.blocks[b], panel, to); }, panel * blocks + b);
+    const int64_t width = layout.width(panel);
+    const auto pack = [&](float* to) {
+      for (const Depths::Block& block : depths.blocks) source.pack(block, panel, to + block.k * width);
+    };
+    return copy.get(pack, panel) + depths.blocks[b].k * width;
+  };
+  // What a thread most likely packs next.
+  const auto ahead_of = [&](int64_t b, int64_t panel) {
+    if (!whole && b + 1 < blocks) return source.ahead(depths.blocks[b + 1], panel, tiles);
+    return panel + 1 < panels ? source.ahead(depths.blocks[whole ? b : 0], panel + 1, tiles) : Ahead();
+  };
+  const auto multiply_piece = [&](int64_t panel, int64_t piece) {
+    const int64_t t0 = tiles * piece / pieces, t1 = tiles * (piece + 1) / pieces;
     for (int64_t b = 0; b < blocks; ++b) {
       const Depths::Block& block = depths.blocks[b];
-      Ahead ahead;
-      if (b + 1 < blocks)
-        ahead = source.ahead(depths.blocks[b + 1], panel, tiles);
-      else if (panel + 1 < layout.panels())  // most likely this thread's next one
-        ahead = source.ahead(depths.blocks[0], panel + 1, tiles);
-      source.pack(block, panel, packed);
-      run_panel(packed, j, cols, width, 0, m, left_of(block),
-                Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
+      Ahead ahead = ahead_of(b, panel).skip(t0);
+      const auto left = left_of(block);
+      run_panel(
+          packed(b, panel), layout.first_column(panel), layout.columns(panel), layout.width(panel), t0 * mr,
+          std::min(m, t1 * mr), [&](int64_t index) { return left(t0 + index); },
+          Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k}, &ahead);
     }
   };
-  parallel(ceil_div(layout.panels(), run), [&](int64_t task) {
-    const int64_t end = std::min(layout.panels(), (task + 1) * run);
-    for (int64_t panel = task * run; panel < end; ++panel) multiply_panel(panel);
+  parallel(ceil_div(panels * pieces, run), [&](int64_t task) {
+    const int64_t end = std::min(panels * pieces, (task + 1) * run);
+    for (int64_t i = task * run; i < end; ++i) multiply_piece(i / pieces, i % pieces);
   });
 }
 
