@@ -20,6 +20,12 @@ import torch  # noqa: E402
 import kiln  # noqa: E402
 
 
+def pytest_collectstart(collector):
+    """What a module draws while it is imported is the same in each run, whatever was imported before it."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def fresh():
     """Forgets compiled code, and sets PyTorch's process-wide switches back."""
