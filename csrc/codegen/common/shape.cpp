@@ -144,6 +144,33 @@ int mark_crossing(const Nest& nest, const Stage& s, int lane, const std::vector<
   return best;
 }
 
+/// Whether an outer point may be computed again: nothing that it reads is written.
+bool may_repeat(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers) {
+  const Nest& nest = kernel.nest;
+  for (const schedule::KernelArg& a : kernel.args)
+    if (a.place >= 0) return false;
+  std::vector<loops::BufferId> read, written;
+  for (const Stage& s : nest.stages)
+    for (ValueId id : s.body) {
+      const Inst& i = nest.insts[id];
+      if (i.buffer < 0 || buffers.at(i.buffer).kind == loops::BufferKind::Scratch) continue;
+      if (i.op != Opcode::Store) {
+        read.push_back(i.buffer);
+      } else {
+        if (i.mode != loops::StoreMode::Assign || has_indirect(i.index)) return false;
+        written.push_back(i.buffer);
+      }
+    }
+  return std::none_of(written.begin(), written.end(),
+                      [&](loops::BufferId b) { return std::find(read.begin(), read.end(), b) != read.end(); });
+}
+
+bool reduces(const Nest& nest, const Stage& s) {
+  return std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) {
+    return nest.insts[id].op == Opcode::Reduce || nest.insts[id].op == Opcode::Scan;
+  });
+}
+
 /// A power of two, so that kernels of about the same cost are cut in the same way, and share their code.
 int64_t rounds_near(double rounds) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max(1.0, rounds))));
@@ -183,9 +210,11 @@ double point_cost(const Nest& nest) {
   return total;
 }
 
-KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits) {
+KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd_bits,
+                     Lengths lengths) {
   const Nest& nest = kernel.nest;
   KernelShape shape;
+  shape.lengths = lengths;
   shape.simd_bits = simd_bits;
   shape.width = std::max(1, simd_bits / 8 / element_size(nest));
   shape.unit_vars = nest.outer;
@@ -193,6 +222,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
   shape.stage_unroll.assign(nest.stages.size(), 1);
   shape.stage_cross.assign(nest.stages.size(), -1);
   shape.crossing.assign(nest.insts.size(), false);
+  shape.overlaps.assign(nest.extents.size(), false);
   if (kernel.vectorize_outer && !nest.outer.empty()) {
     shape.lane_var = nest.outer.back();
     shape.unit_vars.pop_back();
@@ -224,12 +254,25 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     std::fill(shape.stage_width.begin(), shape.stage_width.end(), width);
     std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), unroll);
     const int64_t step = static_cast<int64_t>(width) * unroll;
+    const bool tiles = std::find(shape.crossing.begin(), shape.crossing.end(), true) != shape.crossing.end();
+    if (tiles && may_repeat(kernel, buffers)) {
+      // What is done twice should be little.
+      const auto overlaps = [&](int v, int64_t round) {
+        const int64_t e = nest.extents[v];
+        return e >= round && (lengths == Lengths::Any || ceil_div(e, round) * round * 8 <= e * 9);
+      };
+      shape.overlaps[shape.lane_var] = overlaps(shape.lane_var, step);
+      for (size_t k = 0; k < nest.stages.size(); ++k)
+        if (const int v = shape.stage_cross[k]; v >= 0)
+          shape.overlaps[v] = overlaps(v, width) && !reduces(nest, nest.stages[k]);
+    }
     // A unit is worth some microseconds, and is whole vectors.
     double lanes = std::max(1.0, 65536.0 / std::max(1.0, point_cost(nest)));
     if (cross >= 0) {
       // Few lines of the side that jumps at a time: they often lie in the same sets of a cache.
       constexpr int64_t kLines = 64;
-      shape.cross_block = nest.extents[cross] <= kLines * 3 / 2 ? nest.extents[cross] : kLines;
+      const bool all = nest.extents[cross] <= kLines * 3 / 2;
+      shape.cross_block = !all ? kLines : shape.overlaps[cross] ? kLines * 3 / 2 : nest.extents[cross];
       shape.cross_blocks = ceil_div(nest.extents[cross], shape.cross_block);
       lanes /= static_cast<double>(shape.cross_block);
     }
@@ -247,7 +290,12 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       for (ValueId id : s.body) scalar |= nest.insts[id].op == Opcode::Scan;
       const int64_t extent = nest.extents[s.vars.back()];
       shape.stage_width[k] = scalar ? 1 : narrowed(shape.width, extent);
-      shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, shape.stage_width[k], extent);
+      const int width = shape.stage_width[k];
+      shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, width, extent);
+      // Of two rounds and more, the code is good for all lengths.
+      while (lengths == Lengths::Any && extent % width != 0 && shape.stage_unroll[k] > 1 &&
+             extent < 2 * width * shape.stage_unroll[k])
+        shape.stage_unroll[k] /= 2;
     }
   }
   if (!kernel.segments.empty()) {
@@ -277,6 +325,8 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     shape.stage_levels.push_back(levels_for(rounds));
   }
   shape.open.assign(nest.extents.size(), -1);
+  shape.open_rest.assign(nest.extents.size(), false);
+  shape.open_constant.assign(nest.insts.size(), -1);
   shape.units = shape.blocks * shape.cross_blocks * shape.row_blocks;
   for (int v : shape.unit_vars) shape.units *= nest.extents[v];
   int64_t lanes = shape.block;
@@ -306,6 +356,19 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       }
     }
   return shape;
+}
+
+Strips strips_of(const Nest& nest, const KernelShape& shape, size_t stage) {
+  const std::vector<int>& vars = nest.stages[stage].vars;
+  int64_t rounds = nest.extents[vars.back()];
+  if (shape.lane_var < 0)
+    rounds = ceil_div(rounds, static_cast<int64_t>(shape.stage_width[stage]) * shape.stage_unroll[stage]);
+  if (rounds > kStrip || vars.size() < 2) return {-1, 0, rounds > kStrip};
+  // The strip is of the loop outside of as many whole loops as are in one.
+  Strips strips{static_cast<int>(vars.size()) - 2, 0, false};
+  while (strips.at > 0 && rounds * nest.extents[vars[strips.at]] <= kStrip) rounds *= nest.extents[vars[strips.at--]];
+  strips.length = rounds_near(static_cast<double>(kStrip) / static_cast<double>(rounds));
+  return strips;
 }
 
 UnitSpans unit_spans(const schedule::Kernel& kernel, const KernelShape& shape) {

@@ -131,6 +131,41 @@ void compile_new(std::vector<Unique>& uniques, const std::vector<schedule::Kerne
   options.store->keep(objects);
 }
 
+/// A kernel as it would be compiled.
+struct Candidate {
+  schedule::Kernel kernel;
+  KernelShape shape;
+  std::string key;
+};
+
+Candidate candidate(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd,
+                    Lengths lengths) {
+  Candidate c{kernel, shape_of(kernel, buffers, simd, lengths), {}};
+  generalize(c.kernel, c.shape);
+  c.key = std::to_string(simd) + " " + canonical_text(c.kernel, buffers, c.shape);
+  return c;
+}
+
+/// Kernels that one code could serve (Lengths::Any), each of which got its own.
+class Families {
+ public:
+  static Families& of_process() {
+    static auto* families = new Families;
+    return *families;
+  }
+  /// Whether there were several of the family `key` before; counts this one otherwise.
+  bool has_many(const std::string& key) {
+    constexpr int kFew = 2;  // an epoch's last batch is shorter
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int& count = counts_[checksum(key)];
+    return count >= kFew || (++count, false);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, int> counts_;
+};
+
 }  // namespace
 
 std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
@@ -148,19 +183,29 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
     }
   };
   for (size_t k = 0; k < kernels.size(); ++k) {
-    shapes[k] = shape_of(kernels[k], buffers, simd);
     CompiledKernel& c = out[k];
     c.name = kernels[k].nest.name;
+    const schedule::Kernel& original = kernels[k];
+    shapes[k] = shape_of(original, buffers, simd);
+    c.reads = unit_spans(original, shapes[k]);  // units are the same for any length
+    c.offsets = take_offsets(kernels[k], buffers);
+    std::string key;
+    if (shapes[k].units > 0) {
+      Candidate best = candidate(kernels[k], buffers, simd, Lengths::Few);
+      if (options.reuse && !by_key.count(best.key) && !known_code().find(best.key)) {
+        Candidate any = candidate(kernels[k], buffers, simd, Lengths::Any);
+        if (any.key != best.key && Families::of_process().has_many(any.key)) best = std::move(any);
+      }
+      kernels[k] = std::move(best.kernel);
+      shapes[k] = std::move(best.shape);
+      key = std::move(best.key);
+    }
     c.units = shapes[k].units;
     c.grain = shapes[k].grain;
     c.scratch_bytes = shapes[k].scratch_bytes;
     c.errors = shapes[k].errors;
-    c.reads = unit_spans(kernels[k], shapes[k]);
-    c.offsets = take_offsets(kernels[k], buffers);
-    if (c.units == 0) continue;
-    generalize(kernels[k], shapes[k]);
     c.args = shapes[k].args;
-    const std::string key = std::to_string(simd) + " " + canonical_text(kernels[k], buffers, shapes[k]);
+    if (key.empty()) continue;
     const auto [it, fresh] = by_key.try_emplace(key, static_cast<int>(uniques.size()));
     if (fresh) uniques.push_back({{}, key, symbol_of(key), nullptr, {}, nullptr});
     uniques[it->second].kernels.push_back(static_cast<int>(k));

@@ -97,9 +97,22 @@ llvm::Value* Emitter::argument(Value* at) {
   return v;
 }
 
-llvm::Value* Emitter::extent_of(int var, int64_t left) {
+llvm::Value* Emitter::open_constant(ValueId id) {
+  Value* bits = sizes_.at(shape_.open_constant[id]);
+  Type* type = type_of(nest_.insts[id].dtype);
+  if (type->isIntegerTy()) return b_.CreateTrunc(bits, type);
+  return b_.CreateFPTrunc(b_.CreateBitCast(bits, b_.getDoubleTy()), type);
+}
+
+llvm::Value* Emitter::extent_of(int var) {
+  return is_open(var) ? sizes_.at(shape_.open[var]) : b_.getInt64(nest_.extents[var]);
+}
+
+llvm::Value* Emitter::whole_of(int var, int64_t step) {
+  const int64_t left = nest_.extents[var] % step;
   if (!is_open(var)) return b_.getInt64(nest_.extents[var] - left);
-  Value* extent = sizes_.at(shape_.open[var]);
+  Value* extent = extent_of(var);
+  if (shape_.open_rest[var]) return b_.CreateAnd(extent, b_.getInt64(-step));
   return left ? b_.CreateSub(extent, b_.getInt64(left)) : extent;
 }
 
@@ -138,13 +151,7 @@ void Emitter::emit_segments() {
       emit_stages();
     });
     when(b_.CreateICmpNE(rest, b_.getInt64(0)), [&] {
-      set_lanes(shape_.lane_var, width, 1, whole, width);
-      if (width > 1) {
-        std::vector<llvm::Constant*> iota;
-        for (int l = 0; l < width; ++l) iota.push_back(b_.getInt32(l));
-        Value* left = splat(b_.CreateTrunc(rest, b_.getInt32Ty()), width);
-        lanes_.masks[0] = b_.CreateICmpULT(llvm::ConstantVector::get(iota), left);
-      }
+      set_leading_lanes(shape_.lane_var, width, whole, rest);
       emit_stages();
     });
     lanes_ = {};
@@ -227,7 +234,7 @@ void Emitter::emit_unit(Value* unit) {
     return take_digit(rest, open >= 0 ? sizes_[open] : b_.getInt64(count));
   };
   Value* block = digit(shape_.blocks, shape_.open_blocks);
-  cross_unit_ = digit(shape_.cross_blocks, -1);
+  cross_unit_ = digit(shape_.cross_blocks, shape_.open_cross_blocks);
   Value* row_unit = digit(shape_.row_blocks, shape_.open_row_blocks);
   const std::vector<int>& vars = shape_.unit_vars;
   for (size_t k = vars.size(); k-- > 0;) {
@@ -266,11 +273,28 @@ void Emitter::set_lanes(int var, int width, int parts, Value* base, int64_t vali
   }
 }
 
+void Emitter::set_leading_lanes(int var, int width, Value* base, Value* count) {
+  set_lanes(var, width, 1, base, width);
+  if (width == 1) return;
+  std::vector<llvm::Constant*> iota;
+  for (int l = 0; l < width; ++l) iota.push_back(b_.getInt64(l));
+  lanes_.masks[0] = b_.CreateICmpULT(llvm::ConstantVector::get(iota), splat(count, width));
+}
+
+void Emitter::over_rest(int var, int width, Value* whole, const std::function<void()>& body) {
+  Value* extent = extent_of(var);
+  // There is something left wherever this code runs.
+  loop(whole, extent, width, false, [&](Value* i) {
+    set_leading_lanes(var, width, i, b_.CreateSub(extent, i));
+    body();
+  });
+}
+
 void Emitter::over_lanes(int var, int width, int unroll, int64_t strip, const std::function<void()>& body,
                          const std::function<void()>& after_strip) {
   const int64_t step = static_cast<int64_t>(width) * unroll;
   const int64_t left = nest_.extents[var] % step, rounds = nest_.extents[var] / step;
-  Value* whole = extent_of(var, left);
+  Value* whole = whole_of(var, step);
   const Lanes before = lanes_;
   const auto round = [&](Value* i) {
     set_lanes(var, width, unroll, i, step);
@@ -288,17 +312,30 @@ void Emitter::over_lanes(int var, int width, int unroll, int64_t strip, const st
       if (after_strip) after_strip();
     });
   }
-  if (left) {
+  if (shape_.open_rest[var]) {
+    over_rest(var, width, whole, body);
+  } else if (left) {
     set_lanes(var, width, static_cast<int>((left + width - 1) / width), whole, left);
     body();
   }
   lanes_ = before;
 }
 
+void Emitter::over_overlapping(Value* lo, Value* end, Value* extent, int64_t step,
+                               const std::function<void(Value*)>& round) {
+  Value* last = b_.CreateSub(extent, b_.getInt64(step));
+  loop(lo, end, step, false, [&](Value* i) { round(b_.CreateSelect(b_.CreateICmpSLT(i, last), i, last)); });
+}
+
 void Emitter::over_block(Value* block, int var, int64_t blocks, int64_t block_size, int64_t step,
                          const std::function<void(Value*)>& round, const std::function<void(Value*, int64_t)>& tail) {
+  if (shape_.overlaps[var]) {
+    Value *lo = b_.CreateMul(block, b_.getInt64(block_size)), *extent = extent_of(var);
+    Value* end = b_.CreateAdd(lo, b_.getInt64(block_size));
+    return over_overlapping(lo, b_.CreateSelect(b_.CreateICmpSLT(end, extent), end, extent), extent, step, round);
+  }
   const int64_t extent = nest_.extents[var], left = extent % step;
-  Value* whole = extent_of(var, left);
+  Value* whole = whole_of(var, step);
   if (blocks <= 1 && !is_open(var)) {
     if (left < extent) loop(b_.getInt64(0), whole, step, false, round);
     if (left) tail(whole, left);
@@ -313,7 +350,7 @@ void Emitter::over_block(Value* block, int var, int64_t blocks, int64_t block_si
 void Emitter::emit_columns(Value* block) {
   const int width = shape_.stage_width.empty() ? shape_.width : shape_.stage_width[0];
   const int unroll = shape_.stage_unroll.empty() ? 1 : shape_.stage_unroll[0];
-  if (shape_.blocks <= 1 && !is_open(shape_.lane_var))
+  if (shape_.blocks <= 1 && !is_open(shape_.lane_var) && !shape_.overlaps[shape_.lane_var])
     return over_lanes(shape_.lane_var, width, unroll, 0, [&] { emit_stages(); }, nullptr);
   // Blocks are whole rounds; the last one takes what is left, and the masked remainder.
   const int64_t step = static_cast<int64_t>(width) * unroll;
@@ -322,6 +359,7 @@ void Emitter::emit_columns(Value* block) {
     emit_stages();
   };
   over_block(block, shape_.lane_var, shape_.blocks, shape_.block, step, round, [&](Value* whole, int64_t left) {
+    if (shape_.open_rest[shape_.lane_var]) return over_rest(shape_.lane_var, width, whole, [&] { emit_stages(); });
     const int parts = static_cast<int>((left + width - 1) / width);
     set_lanes(shape_.lane_var, width, parts, whole, left);
     emit_stages();
@@ -345,27 +383,27 @@ void Emitter::emit_stages() {
         emit_body(s);
       finish_reductions(s, columns);
     } else if (shape_.lane_var >= 0)
-      emit_column_stage(s, static_cast<int>(k));
+      emit_column_stage(s, k);
     else
-      emit_row_stage(s, static_cast<int>(k));
+      emit_row_stage(s, k);
   }
 }
 
-void Emitter::in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade,
-                        const std::function<void(bool)>& body) {
-  const bool within = rounds > kStrip;
-  if (!cascade || within || vars.empty()) return nested(vars, 0, [&] { body(cascade && within); });
-  // The strip is of the loop outside of as many whole loops as are in one.
-  size_t at = vars.size() - 1;
-  while (at > 0 && rounds * nest_.extents[vars[at]] <= kStrip) rounds *= nest_.extents[vars[at--]];
-  const std::vector<int> outside(vars.begin(), vars.begin() + at), inside(vars.begin() + at + 1, vars.end());
-  const int64_t extent = nest_.extents[vars[at]], strip = std::max<int64_t>(1, kStrip / rounds);
+void Emitter::in_strips(size_t stage, const std::function<void(bool)>& body) {
+  const std::vector<int>& all = nest_.stages[stage].vars;
+  const std::vector<int> vars(all.begin(), all.end() - 1);
+  const bool cascade = shape_.stage_levels[stage] > 0;
+  const Strips strips = strips_of(nest_, shape_, stage);
+  if (!cascade || strips.at < 0) return nested(vars, 0, [&] { body(cascade && strips.within); });
+  const std::vector<int> outside(vars.begin(), vars.begin() + strips.at),
+      inside(vars.begin() + strips.at + 1, vars.end());
+  Value* extent = extent_of(vars[strips.at]);
   nested(outside, 0, [&] {
-    loop(b_.getInt64(0), b_.getInt64(extent), strip, false, [&](Value* start) {
-      Value* end = b_.CreateAdd(start, b_.getInt64(strip));
-      end = b_.CreateSelect(b_.CreateICmpSLT(end, b_.getInt64(extent)), end, b_.getInt64(extent));
+    loop(b_.getInt64(0), extent, strips.length, false, [&](Value* start) {
+      Value* end = b_.CreateAdd(start, b_.getInt64(strips.length));
+      end = b_.CreateSelect(b_.CreateICmpSLT(end, extent), end, extent);
       loop(start, end, 1, false, [&](Value* i) {
-        loop_values_[vars[at]] = i;
+        loop_values_[vars[strips.at]] = i;
         nested(inside, 0, [&] { body(false); });
       });
       flush_cascade();
@@ -373,15 +411,11 @@ void Emitter::in_strips(const std::vector<int>& vars, int64_t rounds, bool casca
   });
 }
 
-void Emitter::emit_row_stage(const Stage& s, int k) {
+void Emitter::emit_row_stage(const Stage& s, size_t k) {
   const int width = shape_.stage_width[k], unroll = shape_.stage_unroll[k];
-  const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
-  const int64_t step = static_cast<int64_t>(width) * unroll, rounds = (extent + step - 1) / step;
-  const int levels = shape_.stage_levels[k];
-  begin_reductions(s, width, unroll, levels);
-  if (size > 0) {
-    const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
-    in_strips(outer, rounds, levels > 0, [&](bool strips) {
+  begin_reductions(s, width, unroll, shape_.stage_levels[k]);
+  if (nest_.stage_size(s) > 0) {
+    in_strips(k, [&](bool strips) {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, 1, 1, 0);
       over_lanes(s.vars.back(), width, unroll, strips ? kStrip : 0, [&] { emit_body(s); }, [&] { flush_cascade(); });
@@ -391,24 +425,24 @@ void Emitter::emit_row_stage(const Stage& s, int k) {
   finish_reductions(s, false);
 }
 
-void Emitter::emit_column_stage(const Stage& s, int k) {
-  const int64_t size = nest_.stage_size(s), extent = nest_.extents[s.vars.back()];
-  const int levels = shape_.stage_levels[k];
-  begin_reductions(s, lanes_.width, lanes_.parts, levels);
-  if (size > 0) {
-    const std::vector<int> outer(s.vars.begin(), s.vars.end() - 1);
+void Emitter::emit_column_stage(const Stage& s, size_t k) {
+  const int64_t extent = nest_.extents[s.vars.back()];
+  begin_reductions(s, lanes_.width, lanes_.parts, shape_.stage_levels[k]);
+  if (nest_.stage_size(s) > 0) {
     const int cross = shape_.stage_cross[k];
     const int step = cross >= 0 ? lanes_.width : 1;
-    in_strips(outer, extent, levels > 0, [&](bool strips) {
+    in_strips(k, [&](bool strips) {
       for (ValueId id : s.body)
         if (nest_.insts[id].op == Opcode::Scan) begin_reductions({{}, {id}}, lanes_.width, lanes_.parts, 0);
       const int64_t left = extent % step;
-      Value* whole = extent_of(s.vars.back(), left);
+      Value* whole = whole_of(s.vars.back(), step);
       const auto round = [&](Value* i) {
         if (cross >= 0) return emit_tile(s, cross, i, step);
         loop_values_[s.vars.back()] = i;
         emit_body(s);
       };
+      if (cross >= 0 && shape_.overlaps[cross])
+        return over_overlapping(b_.getInt64(0), extent_of(cross), extent_of(cross), step, round);
       if (!strips && left < extent)
         loop(b_.getInt64(0), whole, step, false, round);
       else if (strips)
@@ -434,13 +468,13 @@ void Emitter::emit_inst(ValueId id) {
   switch (i.op) {
     case Opcode::ConstInt:
     case Opcode::ConstFloat:
-      env_[id] = {{constant(i.dtype, i)}, true};
+      env_[id] = {{shape_.open_constant[id] >= 0 ? open_constant(id) : constant(i.dtype, i)}, true};
       break;
     case Opcode::IndexValue:
       env_[id] = emit_index_value(i);
       break;
     case Opcode::InRange:
-      env_[id] = emit_in_range(i);
+      env_[id] = emit_in_range(id);
       break;
     case Opcode::Load:
     case Opcode::MaskedLoad:
@@ -455,7 +489,7 @@ void Emitter::emit_inst(ValueId id) {
         emit_store(i);
       break;
     case Opcode::Indirect:
-      emit_indirect(i);
+      emit_indirect(id);
       break;
     case Opcode::Reduce:
     case Opcode::Scan:

@@ -9,6 +9,7 @@ namespace kiln::codegen {
 
 using loops::Inst;
 using loops::Opcode;
+using loops::ValueId;
 using symbolic::AtomKind;
 using symbolic::AtomNode;
 using symbolic::Expr;
@@ -375,7 +376,8 @@ int64_t Emitter::valid_lanes(int p) const {
   return std::clamp<int64_t>(lanes_.valid - static_cast<int64_t>(p) * lanes_.width, 0, lanes_.width);
 }
 
-void Emitter::emit_indirect(const Inst& i) {
+void Emitter::emit_indirect(ValueId id) {
+  const Inst& i = nest_.insts[id];
   const Parts& source = env_[i.args[0]];
   Parts out;
   out.uniform = source.uniform;
@@ -383,7 +385,8 @@ void Emitter::emit_indirect(const Inst& i) {
   for (int p = 0; p < n; ++p) {
     const int w = source.uniform ? 1 : lanes_.width;
     Value* v = cast(part(source, p, w), i.dtype, DType::Int64);
-    Value* size = llvm::ConstantInt::get(v->getType(), i.imm);
+    const int open = shape_.open_constant[id];
+    Value* size = open >= 0 ? splat(sizes_.at(open), w) : llvm::ConstantInt::get(v->getType(), i.imm);
     if (i.wrap) {
       Value* negative = b_.CreateICmpSLT(v, llvm::Constant::getNullValue(v->getType()));
       v = b_.CreateSelect(negative, b_.CreateAdd(v, size), v);
@@ -407,15 +410,20 @@ Emitter::Parts Emitter::emit_index_value(const Inst& i) {
   return out;
 }
 
-Emitter::Parts Emitter::emit_in_range(const Inst& i) {
+Emitter::Parts Emitter::emit_in_range(ValueId id) {
+  const Inst& i = nest_.insts[id];
+  const int open = shape_.open_constant[id];
   const Parts e = emit_index_value(i);
   Parts out;
   out.uniform = e.uniform;
   for (Value* v : e.v) {
     Type* type = v->getType();
     // lo <= v < hi as one unsigned comparison.
-    Value* moved = b_.CreateSub(v, llvm::ConstantInt::getSigned(type, i.imm));
-    out.v.push_back(b_.CreateICmpULT(moved, llvm::ConstantInt::getSigned(type, i.imm2 - i.imm)));
+    Value *lo = b_.getInt64(i.imm), *count = b_.getInt64(i.imm2 - i.imm);
+    if (open >= 0) lo = sizes_.at(open), count = b_.CreateSub(sizes_.at(open + 1), lo);
+    const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(type);
+    const int width = vector ? static_cast<int>(vector->getNumElements()) : 1;
+    out.v.push_back(b_.CreateICmpULT(b_.CreateSub(v, splat(lo, width)), splat(count, width)));
   }
   return out;
 }

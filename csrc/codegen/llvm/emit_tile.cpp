@@ -63,44 +63,92 @@ std::vector<llvm::Value*> Emitter::transpose(std::vector<Value*> rows) {
   return rows;
 }
 
-void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
-  const int w = lanes_.width;
-  const auto for_each_part = [&](Opcode op, const std::function<void(ValueId, int, Type*, Value*, int64_t)>& f) {
-    for (ValueId id : s.body) {
-      const Inst& i = nest_.insts[id];
-      if (!shape_.crossing[id] || i.op != op) continue;
-      int64_t jump = 0;
-      Expr rest;
-      split_linear(i.index, lanes_.var, jump, rest);
-      loop_values_[var] = first;
-      Value* at = scalar_index(i.index);
-      for (int p = 0; p < lanes_.parts; ++p)
-        f(id, p, memory_type_of(buffers_.at(i.buffer).dtype, w),
-          b_.CreateAdd(at, b_.getInt64(static_cast<int64_t>(p) * w * jump)), jump);
-    }
+llvm::Value* Emitter::lane_at(Value* first, int64_t lane, Value* jump) {
+  return b_.CreateAdd(first, b_.CreateMul(jump, b_.getInt64(lane)));
+}
+
+llvm::Function* Emitter::transposer(Type* vector) {
+  llvm::Function*& f = transposers_[vector];
+  if (f) return f;
+  const auto* of = llvm::cast<llvm::FixedVectorType>(vector);
+  Type *ptr = b_.getPtrTy(), *i64 = b_.getInt64Ty();
+  auto* signature = llvm::FunctionType::get(b_.getVoidTy(), {ptr, i64, ptr, i64}, false);
+  f = llvm::Function::Create(signature, llvm::Function::InternalLinkage, "transpose", module_);
+  f->addFnAttrs(llvm::AttrBuilder(context_, fn_->getAttributes().getFnAttrs()));
+  f->addFnAttr(llvm::Attribute::NoInline);
+  const llvm::IRBuilderBase::InsertPointGuard back(b_);
+  b_.SetInsertPoint(llvm::BasicBlock::Create(context_, "entry", f));
+  const llvm::Align align(of->getScalarSizeInBits() / 8);
+  const auto row = [&](Value* first, Value* stride, unsigned k) {
+    return b_.CreateGEP(of->getElementType(), first, b_.CreateMul(stride, b_.getInt64(k)));
   };
-  Value* const run = count < w ? leading_mask(count, w) : nullptr;  // what of a row lies in the tile
-  for_each_part(Opcode::Load, [&](ValueId id, int p, Type* vector, Value* at, int64_t jump) {
-    std::vector<Value*> rows(w, llvm::Constant::getNullValue(vector));
-    for (int64_t l = 0; l < valid_lanes(p); ++l)
-      rows[l] = load_vector(nest_.insts[id].buffer, b_.CreateAdd(at, b_.getInt64(l * jump)), run, w);
-    const std::vector<Value*> columns = transpose(std::move(rows));
-    for (int k = 0; k < count; ++k) b_.CreateStore(columns[k], tile_row(id, p, b_.getInt64(k)));
-  });
+  std::vector<Value*> rows;
+  for (unsigned k = 0; k < of->getNumElements(); ++k)
+    rows.push_back(b_.CreateAlignedLoad(vector, row(f->getArg(0), f->getArg(1), k), align));
+  rows = transpose(std::move(rows));
+  for (unsigned k = 0; k < of->getNumElements(); ++k)
+    b_.CreateAlignedStore(rows[k], row(f->getArg(2), f->getArg(3), k), align);
+  b_.CreateRetVoid();
+  return f;
+}
+
+void Emitter::over_tile_rows(const Stage& s, int var, Value* first, int count) {
   loop(b_.getInt64(0), b_.getInt64(count), 1, false, [&](Value* k) {
     row_ = k;
     loop_values_[var] = b_.CreateAdd(first, k);
     emit_body(s);
   });
-  for_each_part(Opcode::Store, [&](ValueId id, int p, Type* vector, Value* at, int64_t jump) {
+}
+
+void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
+  const int w = lanes_.width;
+  // `jump`: from one lane's element to the next one's.
+  const auto for_each_part = [&](Opcode op, const std::function<void(ValueId, int, Type*, Value*, Value*)>& f) {
+    for (ValueId id : s.body) {
+      const Inst& i = nest_.insts[id];
+      if (!shape_.crossing[id] || i.op != op) continue;
+      loop_values_[var] = first;
+      Value* at = scalar_index(i.index);
+      Value* const base = lanes_.base;
+      lanes_.base = b_.CreateAdd(base, b_.getInt64(1));
+      Value* jump = b_.CreateSub(scalar_index(i.index), at);
+      lanes_.base = base;
+      for (int p = 0; p < lanes_.parts; ++p)
+        f(id, p, memory_type_of(buffers_.at(i.buffer).dtype, w), lane_at(at, static_cast<int64_t>(p) * w, jump), jump);
+    }
+  };
+  // Whole tiles of many shuffles: memory to stack and back by a function that all of them share.
+  constexpr int kMany = 16;
+  if (w >= kMany && count == w && valid_lanes(lanes_.parts - 1) == w) {
+    for_each_part(Opcode::Load, [&](ValueId id, int p, Type* vector, Value* at, Value* jump) {
+      Value* tile = tile_row(id, p, b_.getInt64(0));
+      b_.CreateCall(transposer(vector), {address(nest_.insts[id].buffer, at), jump, tile, b_.getInt64(w)});
+    });
+    over_tile_rows(s, var, first, count);
+    for_each_part(Opcode::Store, [&](ValueId id, int p, Type* vector, Value* at, Value* jump) {
+      Value* tile = tile_row(id, p, b_.getInt64(0));
+      b_.CreateCall(transposer(vector), {tile, b_.getInt64(w), address(nest_.insts[id].buffer, at), jump});
+    });
+    return;
+  }
+  Value* const run = count < w ? leading_mask(count, w) : nullptr;  // what of a row lies in the tile
+  for_each_part(Opcode::Load, [&](ValueId id, int p, Type* vector, Value* at, Value* jump) {
+    std::vector<Value*> rows(w, llvm::Constant::getNullValue(vector));
+    for (int64_t l = 0; l < valid_lanes(p); ++l)
+      rows[l] = load_vector(nest_.insts[id].buffer, lane_at(at, l, jump), run, w);
+    const std::vector<Value*> columns = transpose(std::move(rows));
+    for (int k = 0; k < count; ++k) b_.CreateStore(columns[k], tile_row(id, p, b_.getInt64(k)));
+  });
+  over_tile_rows(s, var, first, count);
+  for_each_part(Opcode::Store, [&](ValueId id, int p, Type* vector, Value* at, Value* jump) {
     const loops::BufferId buffer = nest_.insts[id].buffer;
     std::vector<Value*> columns;
     for (int k = 0; k < count; ++k) columns.push_back(b_.CreateLoad(vector, tile_row(id, p, b_.getInt64(k))));
-    if (jump == count && count < 4) return store_interleaved(buffer, at, columns, valid_lanes(p));
+    // Few elements next to each other: shape_of's crosses() has the lanes' fill the gaps.
+    if (nest_.extents[var] == count && count < 4) return store_interleaved(buffer, at, columns, valid_lanes(p));
     columns.resize(w, llvm::Constant::getNullValue(vector));
     const std::vector<Value*> rows = transpose(std::move(columns));
-    for (int64_t l = 0; l < valid_lanes(p); ++l)
-      store_vector(buffer, b_.CreateAdd(at, b_.getInt64(l * jump)), rows[l], run);
+    for (int64_t l = 0; l < valid_lanes(p); ++l) store_vector(buffer, lane_at(at, l, jump), rows[l], run);
   });
 }
 

@@ -60,22 +60,24 @@ class Emitter {
   void emit_columns(Value* block);
   void emit_segments();
   Value* argument(Value* at);  // KernelShape::args[at]
+  Value* open_constant(loops::ValueId id);
   bool is_open(int var) const { return shape_.open[var] >= 0; }
-  /// A variable's extent, less `left`.
-  Value* extent_of(int var, int64_t left = 0);
+  Value* extent_of(int var);
+  /// A variable's extent without what is left after whole rounds of `step`.
+  Value* whole_of(int var, int64_t step);
   void load_pointers(Value* first);
   void emit_stages();
-  void emit_row_stage(const loops::Stage& s, int stage_index);
-  void emit_column_stage(const loops::Stage& s, int stage_index);
+  void emit_row_stage(const loops::Stage& s, size_t stage_index);
+  void emit_column_stage(const loops::Stage& s, size_t stage_index);
   void emit_body(const loops::Stage& s);
   void emit_inst(loops::ValueId id);
   void loop(Value* lo, Value* hi, int64_t step, bool may_be_empty, const std::function<void(Value*)>& body);
   /// Runs body where the condition, a single bit, holds.
   void when(Value* condition, const std::function<void()>& body);
   void nested(const std::vector<int>& vars, size_t at, const std::function<void()>& body);
-  /// As nested. With `cascade` the accumulators go to their second level after about a strip of rounds, of which the
-  /// body does `rounds`: here, or within the body, which is told so.
-  void in_strips(const std::vector<int>& vars, int64_t rounds, bool cascade, const std::function<void(bool)>& body);
+  /// The outer loops of a stage; `body` is its innermost one. Where sums cascade, the accumulators go to their second
+  /// level after about a strip of rounds: here, or within the body, which is told so.
+  void in_strips(size_t stage, const std::function<void(bool)>& body);
   /// Runs body over all of the lane variable in vectors, the remainder in a masked last round.
   void over_lanes(int var, int width, int unroll, int64_t strip, const std::function<void()>& body,
                   const std::function<void()>& after_strip);
@@ -83,7 +85,13 @@ class Emitter {
   /// how much.
   void over_block(Value* block, int var, int64_t blocks, int64_t block_size, int64_t step,
                   const std::function<void(Value*)>& round, const std::function<void(Value*, int64_t)>& tail);
+  /// Of a variable that overlaps (KernelShape::overlaps), from `lo` to `end`.
+  void over_overlapping(Value* lo, Value* end, Value* extent, int64_t step, const std::function<void(Value*)>& round);
+  /// Of a variable whose rest is open (KernelShape::open_rest): a vector at a time from `whole` to its end.
+  void over_rest(int var, int width, Value* whole, const std::function<void()>& body);
   void set_lanes(int var, int width, int parts, Value* base, int64_t valid_lanes);
+  /// One vector from `base` on, of which the first `count` lanes are there, which may be all.
+  void set_leading_lanes(int var, int width, Value* base, Value* count);
 
   // emit_ops.cpp
   Type* type_of(DType t, int width = 1) const;
@@ -139,8 +147,8 @@ class Emitter {
   /// Lanes of a part that the masks let through.
   int64_t valid_lanes(int part_index) const;
   Value* leading_mask(int64_t count, int width);
-  void emit_indirect(const loops::Inst& i);
-  Parts emit_in_range(const loops::Inst& i);
+  void emit_indirect(loops::ValueId id);
+  Parts emit_in_range(loops::ValueId id);
   Parts emit_index_value(const loops::Inst& i);
   Value* from_memory(Value* v, DType t);
   Value* to_memory(Value* v, DType t);
@@ -150,6 +158,12 @@ class Emitter {
   // emit_tile.cpp: accesses that run along another variable than the lanes (KernelShape::crossing)
   /// The stage's body for `count` values of `var`, at most a vector's width, from `first`.
   void emit_tile(const loops::Stage& s, int var, Value* first, int count);
+  /// Where a lane's element is, of lanes that are `jump` elements apart.
+  Value* lane_at(Value* first, int64_t lane, Value* jump);
+  /// A function of (from, distance of its rows, to, distance of its rows), in elements: as many rows as a row has
+  /// elements become columns.
+  llvm::Function* transposer(Type* row);
+  void over_tile_rows(const loops::Stage& s, int var, Value* first, int count);
   Parts load_from_tile(loops::ValueId id);
   void store_to_tile(loops::ValueId id);
   /// Element j of vector i of the result is element i of vector j.
@@ -209,6 +223,7 @@ class Emitter {
   Value* cross_unit_ = nullptr;  // pointwise kernel in tiles: its block of the crossing variable
   Value* row_ = nullptr;         // row of the tile that the body is at
   std::unordered_map<loops::ValueId, std::vector<loops::ValueId>> woven_;  // of the body that is emitted
+  std::unordered_map<Type*, llvm::Function*> transposers_;
   std::unordered_map<loops::ValueId, Value*> tiles_;  // per crossing access: its tile, on the stack
   llvm::Value* stack_slot(Type* t, const char* name);
   /// A place on the stack that holds `c`, a constant, all the time.
