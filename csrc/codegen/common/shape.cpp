@@ -293,9 +293,8 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       const int width = shape.stage_width[k];
       shape.stage_unroll[k] = scalar ? 1 : pick_unroll(nest, {&s}, width, extent);
       // Of two rounds and more, the code is good for all lengths.
-      while (lengths == Lengths::Any && extent % width != 0 && shape.stage_unroll[k] > 1 &&
-             extent < 2 * width * shape.stage_unroll[k])
-        shape.stage_unroll[k] /= 2;
+      if (lengths == Lengths::Any && extent % width != 0 && extent < 2 * width * shape.stage_unroll[k])
+        shape.stage_unroll[k] = 1;
     }
   }
   if (!kernel.segments.empty()) {

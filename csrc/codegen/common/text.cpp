@@ -67,7 +67,7 @@ std::string canonical_text(const schedule::Kernel& kernel, const std::vector<loo
     const int64_t step = static_cast<int64_t>(shape.stage_width[k]) * shape.stage_unroll[k];
     const auto rest = [&](int v) {
       const std::string round =
-          " by " + std::to_string(shape.stage_width[k]) + "x" + std::to_string(shape.stage_unroll[k]);
+          std::string(kRoundText) + std::to_string(shape.stage_width[k]) + "x" + std::to_string(shape.stage_unroll[k]);
       if (shape.overlaps[v]) return round + " overlap";
       return round + " rest " + (shape.open_rest[v] ? "any" : std::to_string(kernel.nest.extents[v] % step));
     };

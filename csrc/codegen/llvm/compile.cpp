@@ -153,15 +153,25 @@ class Families {
     static auto* families = new Families;
     return *families;
   }
-  /// Whether there were several of the family `key` before; counts this one otherwise.
-  bool has_many(const std::string& key) {
+  /// Whether there were several of this one's family before; counts it otherwise.
+  bool has_many(const Candidate& any) {
     constexpr int kFew = 2;  // an epoch's last batch is shorter
     const std::lock_guard<std::mutex> lock(mutex_);
-    int& count = counts_[checksum(key)];
+    int& count = counts_[checksum(family_text(any.key))];
     return count >= kFew || (++count, false);
   }
 
  private:
+  /// How long rounds are does not tell families apart.
+  static std::string family_text(const std::string& key) {
+    std::string text;
+    size_t from = 0;
+    for (size_t by; (by = key.find(kRoundText, from)) != std::string::npos;
+         from = key.find(' ', by + kRoundText.size()))
+      text.append(key, from, by - from);
+    return text + key.substr(from);
+  }
+
   std::mutex mutex_;
   std::unordered_map<uint64_t, int> counts_;
 };
@@ -194,7 +204,7 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
       Candidate best = candidate(kernels[k], buffers, simd, Lengths::Few);
       if (options.reuse && !by_key.count(best.key) && !known_code().find(best.key)) {
         Candidate any = candidate(kernels[k], buffers, simd, Lengths::Any);
-        if (any.key != best.key && Families::of_process().has_many(any.key)) best = std::move(any);
+        if (any.key != best.key && Families::of_process().has_many(any)) best = std::move(any);
       }
       kernels[k] = std::move(best.kernel);
       shapes[k] = std::move(best.shape);
