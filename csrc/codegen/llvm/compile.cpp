@@ -1,8 +1,10 @@
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <unordered_set>
 
 #include "base/build_id.h"
 #include "base/error.h"
@@ -153,28 +155,45 @@ class Families {
     static auto* families = new Families;
     return *families;
   }
-  /// Whether there were several of this one's family before; counts it otherwise.
-  bool has_many(const Candidate& any) {
-    constexpr int kFew = 2;  // an epoch's last batch is shorter
-    const std::lock_guard<std::mutex> lock(mutex_);
-    int& count = counts_[checksum(family_text(any.key))];
-    return count >= kFew || (++count, false);
+  /// Whether there was one before whose text differs in numbers alone. Counts this one.
+  bool has_like(const std::string& key) {
+    std::string text;
+    text.reserve(key.size());
+    bool digit = false;  // the last character was one
+    for (const char c : key) {
+      if (!std::strchr("0123456789.+-", c) && !(c == 'e' && digit)) text += c;
+      digit = c >= '0' && c <= '9';
+    }
+    return seen_before(text);
+  }
+  /// Whether there was one before that this one's code would have served. Counts this one.
+  bool has_same(const Candidate& any) {
+    std::string text;  // how long rounds are does not tell families apart
+    size_t from = 0;
+    for (size_t by; (by = any.key.find(kRoundText, from)) != std::string::npos;
+         from = any.key.find(' ', by + kRoundText.size()))
+      text.append(any.key, from, by - from);
+    return seen_before(text.append(any.key, from));
   }
 
  private:
-  /// How long rounds are does not tell families apart.
-  static std::string family_text(const std::string& key) {
-    std::string text;
-    size_t from = 0;
-    for (size_t by; (by = key.find(kRoundText, from)) != std::string::npos;
-         from = key.find(' ', by + kRoundText.size()))
-      text.append(key, from, by - from);
-    return text + key.substr(from);
+  bool seen_before(const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !seen_.insert(checksum(text)).second;
   }
 
   std::mutex mutex_;
-  std::unordered_map<uint64_t, int> counts_;
+  std::unordered_set<uint64_t> seen_;
 };
+
+/// How a kernel of which there is no code yet is compiled: the first two of a family for their own lengths, since an
+/// epoch's last batch is shorter; the third for any.
+Candidate choose(Candidate few, const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd) {
+  Families& families = Families::of_process();
+  if (!families.has_like(few.key)) return few;
+  Candidate any = candidate(kernel, buffers, simd, Lengths::Any);
+  return any.key != few.key && families.has_same(any) ? std::move(any) : std::move(few);
+}
 
 }  // namespace
 
@@ -202,10 +221,8 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
     std::string key;
     if (shapes[k].units > 0) {
       Candidate best = candidate(kernels[k], buffers, simd, Lengths::Few);
-      if (options.reuse && !by_key.count(best.key) && !known_code().find(best.key)) {
-        Candidate any = candidate(kernels[k], buffers, simd, Lengths::Any);
-        if (any.key != best.key && Families::of_process().has_many(any)) best = std::move(any);
-      }
+      if (options.reuse && !by_key.count(best.key) && !known_code().find(best.key))
+        best = choose(std::move(best), kernels[k], buffers, simd);
       kernels[k] = std::move(best.kernel);
       shapes[k] = std::move(best.shape);
       key = std::move(best.key);
