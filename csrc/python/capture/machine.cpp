@@ -387,7 +387,7 @@ std::shared_ptr<const graph::StackTrace> Machine::stack_trace() {
     graph::StackFrame s;
     s.file = PyUnicode_AsUTF8(at->f_code->co_filename);
     s.function = PyUnicode_AsUTF8(at->f_code->co_qualname);
-    s.line = PyCode_Addr2Line(at->f_code, py311::last_instruction(at) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    s.line = line_of(at);
     trace_out->push_back(std::move(s));
     if (at == root) break;
   }

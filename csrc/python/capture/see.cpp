@@ -144,11 +144,23 @@ bool Machine::is_constant(PyObject* o) {
 
 // --- guards ----------------------------------------------------------------------------------------------------------
 
-std::string Machine::where() {
+int Machine::line_of(py311::Frame* f) {
+  const auto [line, fresh] = lines_.try_emplace(f->prev_instr, 0);
+  if (fresh) {
+    alive.push_back(py::Ref::borrow(reinterpret_cast<PyObject*>(f->f_code)));
+    line->second = PyCode_Addr2Line(f->f_code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+  }
+  return line->second;
+}
+
+const std::string& Machine::where() {
   py311::Frame* f = ts->cframe->current_frame;
-  if (!f) return "";
-  const int line = PyCode_Addr2Line(f->f_code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
-  return std::string(PyUnicode_AsUTF8(f->f_code->co_filename)) + ":" + std::to_string(line);
+  const _Py_CODEUNIT* at = f ? f->prev_instr : nullptr;
+  if (at != last_where_instruction_) {
+    last_where_instruction_ = at;
+    last_where_ = f ? std::string(PyUnicode_AsUTF8(f->f_code->co_filename)) + ":" + std::to_string(line_of(f)) : "";
+  }
+  return last_where_;
 }
 
 void Machine::guard(GK kind, const SourcePtr& source, PyObject* object, uint64_t number, const SourcePtr& other) {

@@ -59,9 +59,7 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
                                          f->func_kwdefaults ? py311::dict_version(f->func_kwdefaults) : 0};
     }
     if (g.source) ends_[i].first = add_source(g.source);
-    if ((g.kind == Guard::Kind::Tensor || g.kind == Guard::Kind::Apart) &&
-        std::find(distinct_.begin(), distinct_.end(), ends_[i].first) == distinct_.end())
-      distinct_.push_back(ends_[i].first);
+    if (g.kind == Guard::Kind::Tensor || g.kind == Guard::Kind::Apart) distinct_.push_back(ends_[i].first);
     if (g.other) ends_[i].second = add_source(g.other);
     if (!g.source)
       globals_.push_back(static_cast<int>(i));
@@ -71,6 +69,8 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
       nodes_[ends_[i].first].checks.push_back(static_cast<int>(i));
   }
   for (const SourcePtr& s : wanted) wanted_.push_back(add_source(s));
+  std::sort(distinct_.begin(), distinct_.end());
+  distinct_.erase(std::unique(distinct_.begin(), distinct_.end()), distinct_.end());
 
   // Roots without children (arguments that are tensors or numbers) come first: they fail most often and cost least.
   std::vector<int> roots;
@@ -91,17 +91,19 @@ GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wa
   for (int n : roots) place(place, n);
   values_.resize(nodes_.size());
   ids_.clear();
+  added_.clear();
 }
 
 int GuardTree::add_source(const SourcePtr& source) {
   KILN_CHECK(source != nullptr, "a guard or an input has no source");
+  if (const auto it = added_.find(source); it != added_.end()) return it->second;
   const int parent = source->base ? add_source(source->base) : -1;
   const int key_node = source->key_source ? add_source(source->key_source) : -1;
   const std::string key =
       source->kind == Source::Kind::Global
           ? "g" + std::to_string(reinterpret_cast<uintptr_t>(source->object.get())) + "/" + source->name
           : step_key(*source, parent, key_node);
-  if (auto it = ids_.find(key); it != ids_.end()) return it->second;
+  if (auto it = ids_.find(key); it != ids_.end()) return added_[source] = it->second;
 
   Node node;
   node.kind = source->kind;
@@ -125,7 +127,7 @@ int GuardTree::add_source(const SourcePtr& source) {
   }
   const int id = add_node(std::move(node));
   ids_.emplace(key, id);
-  return id;
+  return added_[source] = id;
 }
 
 int GuardTree::add_node(Node node) {

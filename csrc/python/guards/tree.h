@@ -148,6 +148,7 @@ class GuardTree {
   std::vector<std::pair<int, int>> ends_;             // one per guard: nodes of source and other, -1
   std::vector<Node> nodes_;
   std::unordered_map<std::string, int> ids_;
+  std::unordered_map<SourcePtr, int> added_;  // of sources that were looked at: most guards are about one of these
   std::vector<int> order_;    // nodes, parents before children, likely failures first
   std::vector<int> binary_;   // guards on two nodes
   std::vector<int> globals_;  // guards on no node
