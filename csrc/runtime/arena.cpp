@@ -11,7 +11,8 @@ namespace {
 
 struct Shared {
   std::atomic<bool> busy{false};
-  at::Tensor memory;  // guarded by busy
+  at::Tensor memory;   // guarded by busy, as all below
+  int64_t leases = 0;  // of this memory
   uint64_t generation = 0;
 };
 
@@ -46,12 +47,15 @@ ArenaLease::ArenaLease(int64_t bytes) {
   shared_ = true;
   try {
     if (!s.memory.defined() || s.memory.numel() < bytes) {
-      // Before the larger one is made, and not into the pool: both at once would be the peak.
+      // Before the larger one is made, and not into the pool: both at once would be the peak. Room for more, which is
+      // no memory before it is written: a step that is compiled again, or for a larger batch, finds its pages there.
       s.memory = at::Tensor();
       trim_pool();
-      s.memory = allocate_bytes(bytes);
+      s.memory = allocate_bytes(bytes + bytes / 2);
       s.generation = ++last_generation;
+      s.leases = 0;
     }
+    if (++s.leases == 2) prefer_huge_pages(s.memory.mutable_data_ptr(), static_cast<size_t>(bytes));
   } catch (...) {
     s.busy.store(false, std::memory_order_release);
     throw;

@@ -6,6 +6,7 @@
 #include <deque>
 #include <list>
 #include <mutex>
+#include <utility>
 
 #include "aten/pch.h"
 
@@ -26,11 +27,12 @@ struct Pool {
   struct Block {
     void* p;
     size_t size;
+    bool huge = false;  // prefer_huge_pages() was called for it
   };
   std::mutex mutex;
   std::list<Block> free;                                                            // the last one freed comes first
   std::unordered_map<size_t, std::deque<std::list<Block>::iterator>> free_of_size;  // in the same order
-  std::unordered_map<void*, size_t> size_of;  // of the blocks handed out: a deleter gets only one pointer
+  std::unordered_map<void*, Block> handed_out;                                      // a deleter gets only the pointer
   PoolStats stats;
   size_t peak_in_use = 0;
 
@@ -41,12 +43,13 @@ struct Pool {
       peak_in_use = std::max(peak_in_use, stats.in_use);
       const auto it = free_of_size.find(size);
       if (it != free_of_size.end() && !it->second.empty()) {
-        void* p = it->second.front()->p;
+        Block b = *it->second.front();
         free.erase(it->second.front());
         it->second.pop_front();
         stats.cached -= size;
-        size_of[p] = size;
-        return p;
+        if (!std::exchange(b.huge, true)) prefer_huge_pages(b.p, size);
+        handed_out[b.p] = b;
+        return b.p;
       }
     }
     void* p = nullptr;
@@ -58,9 +61,8 @@ struct Pool {
         TORCH_CHECK_WITH(OutOfMemoryError, false, "kiln could not allocate ", size, " bytes");
       }
     }
-    if (size >= kHugePage) madvise(p, size, MADV_HUGEPAGE);
     std::lock_guard lock(mutex);
-    size_of[p] = size;
+    handed_out[p] = {p, size};
     return p;
   }
 
@@ -69,13 +71,13 @@ struct Pool {
     std::list<Block> dropped;
     {
       std::lock_guard lock(mutex);
-      const auto it = size_of.find(p);
-      if (it == size_of.end()) return false;
-      const size_t size = it->second;
-      size_of.erase(it);
+      const auto it = handed_out.find(p);
+      if (it == handed_out.end()) return false;
+      const size_t size = it->second.size;
+      free.push_front(it->second);
+      handed_out.erase(it);
       stats.in_use -= size;
       stats.cached += size;
-      free.push_front({p, size});
       free_of_size[size].push_front(free.begin());
       // What a step needs at once is at most its peak; keeping more than that only holds on to memory. Blocks of sizes
       // that nobody asks for any more go first.
@@ -114,6 +116,10 @@ class PoolAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+void prefer_huge_pages(void* p, size_t bytes) {
+  if (bytes >= kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
+}
 
 c10::Allocator* pool_allocator() {
   static PoolAllocator* a = new PoolAllocator;

@@ -23,6 +23,10 @@ class PoolForLibraries {
   PoolForLibraries& operator=(const PoolForLibraries&) = delete;
 };
 
+/// Asks the system to put such memory, of 2 MiB or more, into huge pages in time: for memory that was written before.
+/// To find huge pages when memory is first written can take the system several times as long as to find small ones.
+void prefer_huge_pages(void* p, size_t bytes);
+
 struct PoolStats {
   size_t in_use = 0;  // bytes handed out in pooled blocks
   size_t cached = 0;  // bytes kept for reuse

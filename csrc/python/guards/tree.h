@@ -149,10 +149,10 @@ class GuardTree {
   std::vector<Node> nodes_;
   std::unordered_map<std::string, int> ids_;
   std::unordered_map<SourcePtr, int> added_;  // of sources that were looked at: most guards are about one of these
-  std::vector<int> order_;    // nodes, parents before children, likely failures first
-  std::vector<int> binary_;   // guards on two nodes
-  std::vector<int> globals_;  // guards on no node
-  std::vector<int> wanted_;   // node of each wanted source
+  std::vector<int> order_;                    // nodes, parents before children, likely failures first
+  std::vector<int> binary_;                   // guards on two nodes
+  std::vector<int> globals_;                  // guards on no node
+  std::vector<int> wanted_;                   // node of each wanted source
 
   std::vector<PyObject*> values_;  // scratch of the slow program, one per node
   std::vector<PyObject*> slots_;   // scratch of the fast program
