@@ -162,8 +162,9 @@ class Machine {
              const SourcePtr& other = nullptr);
   SourcePtr child(guards::Source::Kind kind, const SourcePtr& base, PyObject* key, int64_t index = 0);
   SourcePtr source_of_object(PyObject* o);  // its known source, or a Const source
-  const std::string& where();               // the user's line now, "file:line"
-  int line_of(py311::Frame* f);             // that a frame is at
+  /// The user's line now, "file:line"; null if no code runs.
+  const std::shared_ptr<const std::string>& where();
+  int line_of(py311::Frame* f);  // that a frame is at
 
   // --- attributes: attributes.cpp ---
   /// getattr; new reference. `missing_ok`: null without an error if there is no such attribute.
@@ -563,7 +564,7 @@ class Machine {
   _Py_CODEUNIT* last_stack_instruction_ = nullptr;
   // CPython goes through a code's table of lines from its start each time.
   std::unordered_map<const _Py_CODEUNIT*, int> lines_;
-  std::string last_where_;
+  std::shared_ptr<const std::string> last_where_;
   const _Py_CODEUNIT* last_where_instruction_ = nullptr;
   struct SourceKey {
     int kind;

@@ -153,12 +153,14 @@ int Machine::line_of(py311::Frame* f) {
   return line->second;
 }
 
-const std::string& Machine::where() {
+const std::shared_ptr<const std::string>& Machine::where() {
   py311::Frame* f = ts->cframe->current_frame;
   const _Py_CODEUNIT* at = f ? f->prev_instr : nullptr;
   if (at != last_where_instruction_) {
     last_where_instruction_ = at;
-    last_where_ = f ? std::string(PyUnicode_AsUTF8(f->f_code->co_filename)) + ":" + std::to_string(line_of(f)) : "";
+    last_where_ = f ? std::make_shared<const std::string>(std::string(PyUnicode_AsUTF8(f->f_code->co_filename)) + ":" +
+                                                          std::to_string(line_of(f)))
+                    : nullptr;
   }
   return last_where_;
 }

@@ -109,7 +109,7 @@ std::string Guard::text() const {
       t = setting_text(object.get());
       break;
   }
-  if (!where.empty()) t += "  # " + where;
+  if (where) t += "  # " + *where;
   return t;
 }
 

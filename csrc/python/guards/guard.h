@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,8 @@ struct Guard {
   static constexpr uint64_t kIdentityAlone = 1;
   graph::TensorMeta meta;
   bool is_leaf = true;
-  /// The user's line that observed it, "file:line"; printed with the guard and with a recompile.
-  std::string where;
+  /// The user's line that observed it, "file:line", or null; printed with the guard and with a recompile.
+  std::shared_ptr<const std::string> where;
 
   std::string text() const;
 };
