@@ -144,8 +144,10 @@ int mark_crossing(const Nest& nest, const Stage& s, int lane, const std::vector<
   return best;
 }
 
-/// Whether an outer point may be computed again: nothing that it reads is written.
+/// Whether an outer point may be computed again, by another unit: nothing that it reads is written, and all is there
+/// when the first unit runs.
 bool may_repeat(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers) {
+  if (kernel.streamed >= 0) return false;
   const Nest& nest = kernel.nest;
   for (const schedule::KernelArg& a : kernel.args)
     if (a.place >= 0) return false;

@@ -1,6 +1,7 @@
 #include <limits>
 #include <set>
 
+#include "codegen/common/shape.h"
 #include "loops_harness.h"
 
 namespace kiln::testing {
@@ -523,6 +524,30 @@ TEST(Llvm, TransposesOfColumns) {
       for (const int bits : {512, 256}) check_program(p, m, 1e-5, {}, bits);
       if (HasFailure()) return;
     }
+}
+
+// Tiles at the end overlap those before, but not where a unit may run before all of its inputs are there, or where its
+// results replace them.
+TEST(Llvm, TilesOverlapWhereInputsStay) {
+  Program p;
+  const BufferId x = p.add_buffer("x", DType::Float32, 150 * 210, BufferKind::Input);
+  const BufferId y = p.add_buffer("y", DType::Float32, 150 * 210, BufferKind::Output);
+  p.add_nest(loops::pointwise(p.buffers, "turned", {150, 210},
+                              [&](loops::Ops& o, loops::Index i) { return o.Neg(o.load(x, i[1] * Expr(150) + i[0])); },
+                              {y}));
+  schedule::Plan plan = schedule::make_plan(p, {});
+  const auto overlap = [&](const schedule::Kernel& k) {
+    const std::vector<bool> overlaps = codegen::shape_of(k, plan.buffers, 512).overlaps;
+    return std::count(overlaps.begin(), overlaps.end(), true);
+  };
+  schedule::Kernel kernel = plan.kernels.at(0);
+  EXPECT_EQ(overlap(kernel), 2);
+  kernel.streamed = x;
+  EXPECT_EQ(overlap(kernel), 0);
+  kernel.streamed = -1;
+  for (schedule::KernelArg& a : kernel.args)
+    if (a.buffer == y) a.place = x;
+  EXPECT_EQ(overlap(kernel), 0);
 }
 
 TEST(Llvm, RunningSumsAndProducts) {
