@@ -1,5 +1,6 @@
 #include "runtime/arena.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "aten/pch.h"
@@ -51,7 +52,8 @@ ArenaLease::ArenaLease(int64_t bytes) {
       // no memory before it is written: a step that is compiled again, or for a larger batch, finds its pages there.
       s.memory = at::Tensor();
       trim_pool();
-      s.memory = allocate_bytes(bytes + bytes / 2);
+      constexpr int64_t kMostRoom = 512 << 20;
+      s.memory = allocate_bytes(bytes + std::min(bytes / 2, kMostRoom));
       s.generation = ++last_generation;
       s.leases = 0;
     }

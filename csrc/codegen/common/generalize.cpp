@@ -99,10 +99,8 @@ class Generalizer {
     if (shape_.lane_var >= 0) {
       // Within other loops of a unit, a loop's start counts for more.
       const bool alone = shape_.inner_vars.empty() && shape_.row_var < 0;
-      const bool open_to_all = shape_.overlaps[shape_.lane_var] || shape_.lengths == Lengths::Any || alone;
-      if (may_open(shape_.lane_var) && open_to_all &&
-          (shape_.overlaps[shape_.lane_var] || rounds(shape_.lane_var, 0) >= 2))
-        open_lanes(shape_.lane_var, 0);
+      const bool several = rounds(shape_.lane_var, 0) >= 2 && (alone || shape_.lengths == Lengths::Any);
+      if ((several || shape_.overlaps[shape_.lane_var]) && may_open(shape_.lane_var)) open_lanes(shape_.lane_var, 0);
       if (shape_.open[shape_.lane_var] >= 0) shape_.open_blocks = argument(shape_.blocks);
     }
     for (size_t k = 0; k < nest_.stages.size(); ++k) {

@@ -144,7 +144,7 @@ void Emitter::emit_tile(const Stage& s, int var, Value* first, int count) {
     const loops::BufferId buffer = nest_.insts[id].buffer;
     std::vector<Value*> columns;
     for (int k = 0; k < count; ++k) columns.push_back(b_.CreateLoad(vector, tile_row(id, p, b_.getInt64(k))));
-    // Few elements next to each other: shape_of's crosses() has the lanes' fill the gaps.
+    // A few elements next to each other: the lanes fill each other's gaps, or this were no crossing access (shape_of).
     if (nest_.extents[var] == count && count < 4) return store_interleaved(buffer, at, columns, valid_lanes(p));
     columns.resize(w, llvm::Constant::getNullValue(vector));
     const std::vector<Value*> rows = transpose(std::move(columns));
