@@ -56,12 +56,12 @@ void for_each_value(const Arg& arg, F&& f) {
     for (const Arg& a : *l) for_each_value(a, f);
 }
 
-/// Where the user's code made a node: innermost frame last.
+/// Where the user's code made a node: innermost frame last. Nodes have most of their frames in common.
 struct StackFrame {
   std::string file, function;
   int line = 0;
 };
-using StackTrace = std::vector<StackFrame>;
+using StackTrace = std::vector<std::shared_ptr<const StackFrame>>;
 
 enum class NodeKind : uint8_t { Placeholder, Call };
 

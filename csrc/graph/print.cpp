@@ -221,7 +221,7 @@ std::string print(const Graph& g, bool stacks) {
   for (const auto& node : g.nodes()) {
     if (stacks && node->stack && !node->stack->empty() && node->stack.get() != last) {
       last = node->stack.get();
-      const StackFrame& frame = last->back();
+      const StackFrame& frame = *last->back();
       out += "  # " + frame.file + ":" + std::to_string(frame.line) + " in " + frame.function + "\n";
     }
     write_node(out, *node);

@@ -189,9 +189,9 @@ class Exporter {
     if (!known) {
       pb::object getline = pb::module_::import("linecache").attr("getline");
       std::string text;
-      for (const graph::StackFrame& f : *n.stack) {
-        text += "  File \"" + f.file + "\", line " + std::to_string(f.line) + ", in " + f.function + "\n";
-        const auto line = pb::cast<std::string>(getline(f.file, f.line).attr("strip")());
+      for (const auto& f : *n.stack) {
+        text += "  File \"" + f->file + "\", line " + std::to_string(f->line) + ", in " + f->function + "\n";
+        const auto line = pb::cast<std::string>(getline(f->file, f->line).attr("strip")());
         if (!line.empty()) text += "    " + line + "\n";
       }
       known = pb::str(text);

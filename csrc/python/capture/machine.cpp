@@ -384,11 +384,7 @@ std::shared_ptr<const graph::StackTrace> Machine::stack_trace() {
   if (last_stack_ && last_stack_frame_ == f && last_stack_instruction_ == f->prev_instr) return last_stack_;
   auto trace_out = std::make_shared<graph::StackTrace>();
   for (py311::Frame* at = f; at; at = at->previous) {
-    graph::StackFrame s;
-    s.file = PyUnicode_AsUTF8(at->f_code->co_filename);
-    s.function = PyUnicode_AsUTF8(at->f_code->co_qualname);
-    s.line = line_of(at);
-    trace_out->push_back(std::move(s));
+    trace_out->push_back(place_of(at));
     if (at == root) break;
   }
   std::reverse(trace_out->begin(), trace_out->end());

@@ -164,7 +164,8 @@ class Machine {
   SourcePtr source_of_object(PyObject* o);  // its known source, or a Const source
   /// The user's line now, "file:line"; null if no code runs.
   const std::shared_ptr<const std::string>& where();
-  int line_of(py311::Frame* f);  // that a frame is at
+  /// The line that a frame is at.
+  const std::shared_ptr<const graph::StackFrame>& place_of(py311::Frame* f);
 
   // --- attributes: attributes.cpp ---
   /// getattr; new reference. `missing_ok`: null without an error if there is no such attribute.
@@ -562,8 +563,8 @@ class Machine {
   std::shared_ptr<const graph::StackTrace> last_stack_;
   py311::Frame* last_stack_frame_ = nullptr;
   _Py_CODEUNIT* last_stack_instruction_ = nullptr;
-  // CPython goes through a code's table of lines from its start each time.
-  std::unordered_map<const _Py_CODEUNIT*, int> lines_;
+  // By instruction: CPython goes through a code's table of lines from its start each time.
+  std::unordered_map<const _Py_CODEUNIT*, std::shared_ptr<const graph::StackFrame>> places_;
   std::shared_ptr<const std::string> last_where_;
   const _Py_CODEUNIT* last_where_instruction_ = nullptr;
   struct SourceKey {

@@ -144,13 +144,16 @@ bool Machine::is_constant(PyObject* o) {
 
 // --- guards ----------------------------------------------------------------------------------------------------------
 
-int Machine::line_of(py311::Frame* f) {
-  const auto [line, fresh] = lines_.try_emplace(f->prev_instr, 0);
-  if (fresh) {
-    alive.push_back(py::Ref::borrow(reinterpret_cast<PyObject*>(f->f_code)));
-    line->second = PyCode_Addr2Line(f->f_code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+const std::shared_ptr<const graph::StackFrame>& Machine::place_of(py311::Frame* f) {
+  auto& place = places_[f->prev_instr];
+  if (!place) {
+    PyCodeObject* code = f->f_code;
+    alive.push_back(py::Ref::borrow(reinterpret_cast<PyObject*>(code)));  // another may not take its address
+    const int line = PyCode_Addr2Line(code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+    place = std::make_shared<const graph::StackFrame>(
+        graph::StackFrame{PyUnicode_AsUTF8(code->co_filename), PyUnicode_AsUTF8(code->co_qualname), line});
   }
-  return line->second;
+  return place;
 }
 
 const std::shared_ptr<const std::string>& Machine::where() {
@@ -158,9 +161,9 @@ const std::shared_ptr<const std::string>& Machine::where() {
   const _Py_CODEUNIT* at = f ? f->prev_instr : nullptr;
   if (at != last_where_instruction_) {
     last_where_instruction_ = at;
-    last_where_ = f ? std::make_shared<const std::string>(std::string(PyUnicode_AsUTF8(f->f_code->co_filename)) + ":" +
-                                                          std::to_string(line_of(f)))
-                    : nullptr;
+    last_where_ = nullptr;
+    if (f)
+      last_where_ = std::make_shared<const std::string>(place_of(f)->file + ":" + std::to_string(place_of(f)->line));
   }
   return last_where_;
 }
