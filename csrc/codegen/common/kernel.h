@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,16 @@ struct CompiledKernel {
   std::shared_ptr<const void> owner;        // keeps the code mapped
 };
 
+/// Few: each length of a loop has the code that suits it best. Any: one code serves as many as it can.
+enum class Lengths : uint8_t { Few, Any };
+
 struct CompileOptions {
-  int simd_bits = 0;             // 0: the host's best (512, 256 or 128)
-  int threads = 2;               // compile on this many
-  bool keep_text = false;        // fill CompiledKernel::text
-  bool reuse = true;             // code of earlier calls in this process, for kernels of the same structure
+  int simd_bits = 0;       // 0: the host's best (512, 256 or 128)
+  int threads = 2;         // compile on this many
+  bool keep_text = false;  // fill CompiledKernel::text
+  bool reuse = true;       // code of earlier calls in this process, for kernels of the same structure
+  /// Null: Few for the first kernels that differ in lengths alone, then Any.
+  std::optional<Lengths> lengths = std::nullopt;
   ObjectStore* store = nullptr;  // of earlier processes, if there is one; not asked when keep_text or not reuse
   /// Address of a function by name (vector math of the host process), or null. Names asked for: Sleef_expf16_u10 and
   /// such.

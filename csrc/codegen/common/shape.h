@@ -14,9 +14,6 @@ namespace kiln::codegen {
 /// Rounds that one accumulator adds up at most before it is added to one of the next level.
 constexpr int64_t kStrip = 128;
 
-/// Few: each length has the code that suits it best. Any: one code serves as many as it can.
-enum class Lengths : uint8_t { Few, Any };
-
 struct KernelShape {
   int simd_bits = 512;  // registers of the target
   Lengths lengths = Lengths::Few;

@@ -220,8 +220,8 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
     c.offsets = take_offsets(kernels[k], buffers);
     std::string key;
     if (shapes[k].units > 0) {
-      Candidate best = candidate(kernels[k], buffers, simd, Lengths::Few);
-      if (options.reuse && !by_key.count(best.key) && !known_code().find(best.key))
+      Candidate best = candidate(kernels[k], buffers, simd, options.lengths.value_or(Lengths::Few));
+      if (options.reuse && !options.lengths && !by_key.count(best.key) && !known_code().find(best.key))
         best = choose(std::move(best), kernels[k], buffers, simd);
       kernels[k] = std::move(best.kernel);
       shapes[k] = std::move(best.shape);

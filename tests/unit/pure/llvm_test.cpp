@@ -1,7 +1,10 @@
 #include <limits>
+#include <map>
 #include <set>
 
+#include "codegen/common/offsets.h"
 #include "codegen/common/shape.h"
+#include "codegen/common/text.h"
 #include "loops_harness.h"
 
 namespace kiln::testing {
@@ -620,12 +623,34 @@ TEST(Llvm, KernelsThatDifferInWhereTheyBeginShareCode) {
 }
 
 namespace {
+/// The code of the plan's only kernel is what its text says, and nothing else: `codes` has the code of each text so
+/// far.
+void expect_code_of_text(const schedule::Plan& plan, int simd_bits, std::map<std::string, std::string>& codes) {
+  for (const codegen::Lengths lengths : {codegen::Lengths::Few, codegen::Lengths::Any}) {
+    schedule::Kernel kernel = plan.kernels.at(0);
+    codegen::CompileOptions options;
+    options.simd_bits = simd_bits;
+    options.keep_text = true;
+    options.reuse = false;
+    options.lengths = lengths;
+    const auto compiled = codegen::compile_llvm({kernel}, plan.buffers, options);
+    if (compiled[0].units == 0) continue;
+    codegen::take_offsets(kernel, plan.buffers);
+    codegen::KernelShape shape = codegen::shape_of(kernel, plan.buffers, simd_bits, lengths);
+    codegen::generalize(kernel, shape);
+    const std::string text = std::to_string(simd_bits) + " " + codegen::canonical_text(kernel, plan.buffers, shape);
+    const auto [code, fresh] = codes.try_emplace(text, *compiled[0].text);
+    EXPECT_EQ(code->second, *compiled[0].text) << text;
+  }
+}
+
 /// How many functions the programs `make` builds for `sizes` have in all, each of one kernel and checked against the
 /// interpreter.
 size_t codes_of(const std::vector<std::vector<int64_t>>& sizes,
                 const std::function<void(Program&, const std::vector<int64_t>&)>& make, int simd_bits = 0) {
   std::mt19937 rng(3);
   std::set<codegen::KernelFn> codes;
+  std::map<std::string, std::string> code_of_text;
   for (const std::vector<int64_t>& s : sizes) {
     Program p;
     make(p, s);
@@ -635,6 +660,7 @@ size_t codes_of(const std::vector<std::vector<int64_t>>& sizes,
     const auto kernels = check_program(p, m, 1e-4, {}, simd_bits);
     EXPECT_EQ(kernels.size(), 1u);
     codes.insert(kernels[0].fn);
+    for (const int bits : {512, 256}) expect_code_of_text(schedule::make_plan(p, {}), bits, code_of_text);
   }
   return codes.size();
 }
