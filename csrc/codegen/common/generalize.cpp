@@ -150,8 +150,7 @@ class Generalizer {
     open(v);
     const int64_t step = static_cast<int64_t>(shape_.stage_width[stage]) * shape_.stage_unroll[stage];
     bool plain = shape_.lengths == Lengths::Any && !shape_.overlaps[v] && nest_.extents[v] % step != 0 &&
-                 std::has_single_bit(static_cast<uint64_t>(step)) &&
-                 std::find(shape_.crossing.begin(), shape_.crossing.end(), true) == shape_.crossing.end();
+                 std::has_single_bit(static_cast<uint64_t>(step)) && !shape_.has_tiles();
     for (const Stage& s : nest_.stages)
       for (ValueId id : s.body) plain &= !is_interleaved(nest_.insts[id].index, v);
     shape_.open_rest[v] = plain;

@@ -251,13 +251,12 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
     // Each part has tiles of its own. Two fetch pairs of lines, as the processor does on the side that jumps.
     if (cross >= 0)
       unroll = extent >= 2 * width ? 2 : 1;
-    else if (std::find(shape.crossing.begin(), shape.crossing.end(), true) != shape.crossing.end())
+    else if (shape.has_tiles())
       unroll = std::min(unroll, 2);
     std::fill(shape.stage_width.begin(), shape.stage_width.end(), width);
     std::fill(shape.stage_unroll.begin(), shape.stage_unroll.end(), unroll);
     const int64_t step = static_cast<int64_t>(width) * unroll;
-    const bool tiles = std::find(shape.crossing.begin(), shape.crossing.end(), true) != shape.crossing.end();
-    if (tiles && may_repeat(kernel, buffers)) {
+    if (shape.has_tiles() && may_repeat(kernel, buffers)) {
       // What is done twice should be little.
       const auto overlaps = [&](int v, int64_t round) {
         const int64_t e = nest.extents[v];

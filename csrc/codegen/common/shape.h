@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -28,6 +29,7 @@ struct KernelShape {
   /// an outer one; -1: none. Per instruction: whether it is such an access.
   std::vector<int> stage_cross;
   std::vector<bool> crossing;
+  bool has_tiles() const { return std::find(crossing.begin(), crossing.end(), true) != crossing.end(); }
   int64_t cross_block = 1;  // pointwise: elements of that outer variable in one unit
   int64_t cross_blocks = 1;
   /// Variables whose last round, of vectors or tiles, ends with the last element and does again what rounds before it

@@ -140,11 +140,10 @@ struct Candidate {
   std::string key;
 };
 
-Candidate candidate(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd,
-                    Lengths lengths) {
-  Candidate c{kernel, shape_of(kernel, buffers, simd, lengths), {}};
+Candidate candidate(const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, KernelShape shape) {
+  Candidate c{kernel, std::move(shape), {}};
   generalize(c.kernel, c.shape);
-  c.key = std::to_string(simd) + " " + canonical_text(c.kernel, buffers, c.shape);
+  c.key = std::to_string(c.shape.simd_bits) + " " + canonical_text(c.kernel, buffers, c.shape);
   return c;
 }
 
@@ -188,10 +187,10 @@ class Families {
 
 /// How a kernel of which there is no code yet is compiled: the first two of a family for their own lengths, since an
 /// epoch's last batch is shorter; the third for any.
-Candidate choose(Candidate few, const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers, int simd) {
+Candidate choose(Candidate few, const schedule::Kernel& kernel, const std::vector<loops::Buffer>& buffers) {
   Families& families = Families::of_process();
   if (!families.has_like(few.key)) return few;
-  Candidate any = candidate(kernel, buffers, simd, Lengths::Any);
+  Candidate any = candidate(kernel, buffers, shape_of(kernel, buffers, few.shape.simd_bits, Lengths::Any));
   return any.key != few.key && families.has_same(any) ? std::move(any) : std::move(few);
 }
 
@@ -214,15 +213,14 @@ std::vector<CompiledKernel> compile_llvm(std::vector<schedule::Kernel> kernels,
   for (size_t k = 0; k < kernels.size(); ++k) {
     CompiledKernel& c = out[k];
     c.name = kernels[k].nest.name;
-    const schedule::Kernel& original = kernels[k];
-    shapes[k] = shape_of(original, buffers, simd);
-    c.reads = unit_spans(original, shapes[k]);  // units are the same for any length
+    shapes[k] = shape_of(kernels[k], buffers, simd, options.lengths.value_or(Lengths::Few));
+    c.reads = unit_spans(kernels[k], shapes[k]);  // units are the same for any length
     c.offsets = take_offsets(kernels[k], buffers);
     std::string key;
     if (shapes[k].units > 0) {
-      Candidate best = candidate(kernels[k], buffers, simd, options.lengths.value_or(Lengths::Few));
+      Candidate best = candidate(kernels[k], buffers, std::move(shapes[k]));
       if (options.reuse && !options.lengths && !by_key.count(best.key) && !known_code().find(best.key))
-        best = choose(std::move(best), kernels[k], buffers, simd);
+        best = choose(std::move(best), kernels[k], buffers);
       kernels[k] = std::move(best.kernel);
       shapes[k] = std::move(best.shape);
       key = std::move(best.key);

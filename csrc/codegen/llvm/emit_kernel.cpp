@@ -97,6 +97,8 @@ llvm::Value* Emitter::argument(Value* at) {
   return v;
 }
 
+llvm::Value* Emitter::smaller(Value* a, Value* b) { return b_.CreateSelect(b_.CreateICmpSLT(a, b), a, b); }
+
 llvm::Value* Emitter::open_constant(ValueId id) {
   Value* bits = sizes_.at(shape_.open_constant[id]);
   Type* type = type_of(nest_.insts[id].dtype);
@@ -142,7 +144,7 @@ void Emitter::emit_segments() {
     Value* extent = argument(b_.CreateAdd(b_.CreateAdd(count, b_.getInt64(2)), segment));
     Value* lo = b_.CreateMul(b_.CreateSub(unit, first_unit(segment)), b_.getInt64(shape_.block));
     Value* hi = b_.CreateAdd(lo, b_.getInt64(shape_.block));
-    hi = b_.CreateSelect(b_.CreateICmpSLT(hi, extent), hi, extent);
+    hi = smaller(hi, extent);
     const int width = shape_.width;
     Value* rest = b_.CreateAnd(b_.CreateSub(hi, lo), b_.getInt64(width - 1));
     Value* whole = b_.CreateSub(hi, rest);
@@ -308,7 +310,7 @@ void Emitter::over_lanes(int var, int width, int unroll, int64_t strip, const st
     // Strips: the first level of accumulators is added to the second after each.
     loop(b_.getInt64(0), whole, strip * step, false, [&](Value* start) {
       Value* end = b_.CreateAdd(start, b_.getInt64(strip * step));
-      loop(start, b_.CreateSelect(b_.CreateICmpSLT(end, whole), end, whole), step, false, round);
+      loop(start, smaller(end, whole), step, false, round);
       if (after_strip) after_strip();
     });
   }
@@ -324,7 +326,7 @@ void Emitter::over_lanes(int var, int width, int unroll, int64_t strip, const st
 void Emitter::over_overlapping(Value* lo, Value* end, Value* extent, int64_t step,
                                const std::function<void(Value*)>& round) {
   Value* last = b_.CreateSub(extent, b_.getInt64(step));
-  loop(lo, end, step, false, [&](Value* i) { round(b_.CreateSelect(b_.CreateICmpSLT(i, last), i, last)); });
+  loop(lo, end, step, false, [&](Value* i) { round(smaller(i, last)); });
 }
 
 void Emitter::over_block(Value* block, int var, int64_t blocks, int64_t block_size, int64_t step,
@@ -332,7 +334,7 @@ void Emitter::over_block(Value* block, int var, int64_t blocks, int64_t block_si
   if (shape_.overlaps[var]) {
     Value *lo = b_.CreateMul(block, b_.getInt64(block_size)), *extent = extent_of(var);
     Value* end = b_.CreateAdd(lo, b_.getInt64(block_size));
-    return over_overlapping(lo, b_.CreateSelect(b_.CreateICmpSLT(end, extent), end, extent), extent, step, round);
+    return over_overlapping(lo, smaller(end, extent), extent, step, round);
   }
   const int64_t extent = nest_.extents[var], left = extent % step;
   Value* whole = whole_of(var, step);
@@ -343,7 +345,7 @@ void Emitter::over_block(Value* block, int var, int64_t blocks, int64_t block_si
   }
   Value* lo = b_.CreateMul(block, b_.getInt64(block_size));
   Value* end = b_.CreateAdd(lo, b_.getInt64(block_size));
-  loop(lo, b_.CreateSelect(b_.CreateICmpSLT(end, whole), end, whole), step, true, round);
+  loop(lo, smaller(end, whole), step, true, round);
   if (left) when(b_.CreateICmpSGT(end, whole), [&] { tail(whole, left); });
 }
 
@@ -401,7 +403,7 @@ void Emitter::in_strips(size_t stage, const std::function<void(bool)>& body) {
   nested(outside, 0, [&] {
     loop(b_.getInt64(0), extent, strips.length, false, [&](Value* start) {
       Value* end = b_.CreateAdd(start, b_.getInt64(strips.length));
-      end = b_.CreateSelect(b_.CreateICmpSLT(end, extent), end, extent);
+      end = smaller(end, extent);
       loop(start, end, 1, false, [&](Value* i) {
         loop_values_[vars[strips.at]] = i;
         nested(inside, 0, [&] { body(false); });
@@ -448,7 +450,7 @@ void Emitter::emit_column_stage(const Stage& s, size_t k) {
       else if (strips)
         loop(b_.getInt64(0), whole, kStrip, false, [&](Value* start) {
           Value* end = b_.CreateAdd(start, b_.getInt64(kStrip));
-          loop(start, b_.CreateSelect(b_.CreateICmpSLT(end, whole), end, whole), step, false, round);
+          loop(start, smaller(end, whole), step, false, round);
           flush_cascade();
         });
       if (left) emit_tile(s, cross, whole, static_cast<int>(left));

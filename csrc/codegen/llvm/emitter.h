@@ -61,6 +61,7 @@ class Emitter {
   void emit_segments();
   Value* argument(Value* at);  // KernelShape::args[at]
   Value* open_constant(loops::ValueId id);
+  Value* smaller(Value* a, Value* b);  // of two i64
   bool is_open(int var) const { return shape_.open[var] >= 0; }
   Value* extent_of(int var);
   /// A variable's extent without what is left after whole rounds of `step`.

@@ -563,10 +563,8 @@ std::string Machine::user_stack() {
     if (f == root) break;
   }
   for (auto it = frames.rbegin(); it != frames.rend(); ++it) {
-    PyCodeObject* code = (*it)->f_code;
-    const int line = PyCode_Addr2Line(code, py311::last_instruction(*it) * static_cast<int>(sizeof(_Py_CODEUNIT)));
-    out += std::string("  File \"") + PyUnicode_AsUTF8(code->co_filename) + "\", line " + std::to_string(line) +
-           ", in " + PyUnicode_AsUTF8(code->co_qualname) + "\n";
+    const graph::StackFrame& at = *place_of(*it);
+    out += "  File \"" + at.file + "\", line " + std::to_string(at.line) + ", in " + at.function + "\n";
   }
   return out;
 }
@@ -582,8 +580,8 @@ PyObject* Machine::graph_break(const char* id, const std::string& particulars) {
       if (reason.id == row.id) reason.hint = row.hint;
     reason.stack = user_stack();
     if (py311::Frame* f = ts->cframe->current_frame) {
-      reason.file = PyUnicode_AsUTF8(f->f_code->co_filename);
-      reason.line = PyCode_Addr2Line(f->f_code, py311::last_instruction(f) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+      reason.file = place_of(f)->file;
+      reason.line = place_of(f)->line;
     }
   }
   PyErr_SetNone(graph_break_type());

@@ -286,7 +286,7 @@ class Machine {
   /// The key of a dict, or the item of a set, that the number equals, or None.
   py::Ref key_of_number(PyObject* container, PyObject* number);
   /// The instructions at which the frames up to the root stand, as text.
-  std::string call_site() const;
+  std::string call_site();
   /// What stands for a call of a function that takes numbers as they are (max, math.sqrt); null without an error if
   /// there is no such.
   PyObject* call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);

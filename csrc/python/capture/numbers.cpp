@@ -138,14 +138,12 @@ PyObject* Machine::need_values(PyObject* sources) {
   return graph_break("symbolic-branch", "the value of a number that the graph computes with is needed");
 }
 
-std::string Machine::call_site() const {
+std::string Machine::call_site() {
   std::string text;
   for (py311::Frame* f = ts->cframe->current_frame; f; f = f->previous) {
-    PyCodeObject* code = f->f_code;
-    const int at = py311::last_instruction(f);
-    const int line = PyCode_Addr2Line(code, at * static_cast<int>(sizeof(_Py_CODEUNIT)));
-    text += std::string(text.empty() ? "" : ", called at ") + PyUnicode_AsUTF8(code->co_filename) + ":" +
-            std::to_string(line) + " in " + PyUnicode_AsUTF8(code->co_qualname) + " [" + std::to_string(at) + "]";
+    const graph::StackFrame& at = *place_of(f);
+    text += (text.empty() ? "" : ", called at ") + at.file + ":" + std::to_string(at.line) + " in " + at.function +
+            " [" + std::to_string(py311::last_instruction(f)) + "]";
     if (f == root) break;
   }
   return text;

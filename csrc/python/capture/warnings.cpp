@@ -90,8 +90,7 @@ PyObject* Machine::call_warn(PyObject* const* args, size_t n, PyObject* kwnames)
     } while (!count_all && is_internal(at));
   PyObject* const name = PyDict_GetItemString(at->f_globals, "__name__");
   if (!name || !PyUnicode_CheckExact(name) || at->f_globals == PyModule_GetDict(polyfills())) return refuse();
-  const py::Ref line = py::Ref::steal(PyLong_FromLong(
-      PyCode_Addr2Line(at->f_code, py311::last_instruction(at) * static_cast<int>(sizeof(_Py_CODEUNIT)))));
+  const py::Ref line = py::Ref::steal(PyLong_FromLong(place_of(at)->line));
   static PyObject* const module = PyImport_ImportModule("warnings");
   PyObject* const filters = written_filters(module);
   PyErr_Clear();
