@@ -9,6 +9,7 @@
 
 #include "aten/convert.h"
 #include "aten/infer.h"
+#include "aten/probe.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/ops.h"
@@ -117,6 +118,13 @@ void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit
     try {
       op.handle.callBoxed(stack);
     } catch (const c10::NotImplementedError&) {
+      if (auto metas = results_in_eager(op, args)) {
+        stack.resize(first);
+        std::vector<at::Tensor> tensors;
+        for (const graph::TensorMeta& m : *metas) tensors.push_back(m.defined ? make_fake(m) : at::Tensor());
+        push_results(op, std::move(tensors), stack);
+        return;
+      }
       throw Unsupported(op.op.name() + " has neither a shape rule nor a Meta kernel");
     }
   }
@@ -258,6 +266,33 @@ void run_fake(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Sta
   }
 }
 
+thread_local bool shapes_only = false;
+
+/// What ShapesOnly says of a call; false if it says nothing.
+bool answer_without_data(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
+  if (!shapes_only) return false;
+  const std::string& name = op.op.name();
+  if (name == "aten::_local_scalar_dense" || name == "aten::item") {
+    const at::ScalarType type = args[0].toTensor().scalar_type();
+    stack.emplace_back(type == at::kBool           ? at::Scalar(false)
+                       : c10::isFloatingType(type) ? at::Scalar(0.0)
+                       : c10::isComplexType(type)  ? at::Scalar(c10::complex<double>(0))
+                                                   : at::Scalar(0));
+    return true;
+  }
+  if (name == "aten::nonzero") {
+    graph::TensorMeta meta = meta_of(args[0].toTensor());
+    meta.sizes = {0, static_cast<int64_t>(meta.sizes.size())};
+    meta.strides = graph::contiguous_strides(meta.sizes);
+    meta.offset = 0;
+    meta.dtype = DType::Int64;
+    meta.requires_grad = false;
+    stack.emplace_back(make_fake(meta));
+    return true;
+  }
+  return false;
+}
+
 void check_data_need(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (op.call_needs_data([&](size_t i) { return !args[i].isNone(); }, [&](size_t i) { return has_mask(args[i]); }))
     throw NeedsData(op.op);
@@ -309,6 +344,7 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
                          std::make_move_iterator(stack->end()));
   torch::jit::drop(*stack, nargs);
   restore_devices(args);
+  if (answer_without_data(op, args, *stack)) return;
   check_data_need(op, args);
   // Functionalization knows no view but ATen's.
   if (op.kind == OpKind::View && !op.op.name().starts_with("aten::"))
@@ -322,6 +358,9 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
 }
 
 }  // namespace
+
+ShapesOnly::ShapesOnly() : before_(std::exchange(shapes_only, true)) {}
+ShapesOnly::~ShapesOnly() { shapes_only = before_; }
 
 bool is_history_of_input(const torch::autograd::Node& node) { return dynamic_cast<const FakeInput*>(&node) != nullptr; }
 

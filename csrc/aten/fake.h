@@ -65,6 +65,19 @@ class NoFakeGuard {
   c10::impl::ExcludeDispatchKeyGuard guard_;
 };
 
+/// While alive, who runs operators on fakes on this thread wants nothing but the metadata of what comes out, whichever
+/// way data would decide: item() gives zero, and nonzero() finds nothing. Gradient formulas (of cumprod, prod, max over
+/// all) ask such questions to save work.
+class ShapesOnly {
+ public:
+  ShapesOnly();
+  ~ShapesOnly();
+  ShapesOnly(const ShapesOnly&) = delete;
+
+ private:
+  bool before_;
+};
+
 /// Gives fakes among these values their device again, which autograd's shallow copies of saved tensors have lost.
 void restore_devices(c10::ArrayRef<c10::IValue> values);
 

@@ -17,6 +17,9 @@ namespace {
 /// Tensors of a call that is made as it is have no more elements than this together.
 constexpr int64_t kMaxElements = 8192;
 
+/// Those of a call that is made to see its results have no more than this.
+constexpr int64_t kMaxTried = int64_t{1} << 24;
+
 struct Silent final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -101,12 +104,31 @@ class StandIns {
   std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
 };
 
+/// While one lives, a call leaves no trace and meets no fakes.
+class Unseen {
+ public:
+  Unseen() : quiet_(&silent_) {}
+
+ private:
+  Silent silent_;
+  c10::WarningUtils::WarningHandlerGuard quiet_;
+  c10::WarningUtils::WarnAlways not_once_;  // what warns once will do so later
+  KeepGenerator generator_;
+  at::AutoGradMode no_grad_{false};
+  NoFakeGuard real_;
+};
+
+torch::jit::Stack call_on_stand_ins(const OpInfo& op, c10::ArrayRef<c10::IValue> args, Fill fill, bool shrunken) {
+  StandIns tensors(fill, shrunken);
+  torch::jit::Stack stack;
+  for (const c10::IValue& v : args) stack.push_back(tensors.replace(v));
+  op.handle.callBoxed(stack);
+  return stack;
+}
+
 std::optional<std::string> complaint(const OpInfo& op, c10::ArrayRef<c10::IValue> args, Fill fill, bool shrunken) {
   try {
-    StandIns tensors(fill, shrunken);
-    torch::jit::Stack stack;
-    for (const c10::IValue& v : args) stack.push_back(tensors.replace(v));
-    op.handle.callBoxed(stack);
+    call_on_stand_ins(op, args, fill, shrunken);
     return std::nullopt;
   } catch (const c10::Error& e) {
     return e.what_without_backtrace();
@@ -205,12 +227,7 @@ std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) 
   }
   std::string refusal;
   {
-    Silent silent;
-    c10::WarningUtils::WarningHandlerGuard quiet(&silent);
-    c10::WarningUtils::WarnAlways not_once;  // what warns once will do so later
-    const KeepGenerator generator;
-    const at::AutoGradMode no_grad(false);
-    const NoFakeGuard real;
+    const Unseen unseen;
     std::optional<std::string> first = complaint(op, args, Fill::Zeros, shrunken);
     if (first && complaint(op, args, Fill::Ordinary, shrunken)) refusal = op.op.name() + " in eager: " + *first;
   }
@@ -218,6 +235,35 @@ std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) 
   std::lock_guard lock(mutex);
   if (known.size() > 10000) known.clear();
   return known.emplace(call.key, refusal).first->second;
+}
+
+std::optional<std::vector<graph::TensorMeta>> results_in_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (op.kind != OpKind::Functional || op.factory || op.needs_data || !op.op.name().starts_with("aten::"))
+    return std::nullopt;
+  int64_t elements = 0;
+  for (const c10::IValue& v : args) {
+    if (v.isGenerator() || v.isObject() || v.isStorage()) return std::nullopt;
+    for_each_tensor(v, [&](const at::Tensor& t) { elements += t.defined() ? t.numel() : 0; });
+  }
+  if (elements > kMaxTried) return std::nullopt;
+  const Unseen unseen;
+  std::optional<std::vector<graph::TensorMeta>> found;
+  for (const Fill fill : {Fill::Zeros, Fill::Ordinary}) {
+    try {
+      std::vector<graph::TensorMeta> metas;
+      for (const at::Tensor& t : flatten_tensors(call_on_stand_ins(op, args, fill, /*shrunken=*/false))) {
+        if (t.defined() && t.layout() != at::kStrided) return std::nullopt;
+        metas.emplace_back();
+        metas.back().defined = t.defined();
+        if (t.defined()) metas.back() = meta_of(t);
+      }
+      if (found && *found != metas) return std::nullopt;
+      found = std::move(metas);
+    } catch (const std::exception&) {
+      // The elements may be at fault: a scale of zero.
+    }
+  }
+  return found;
 }
 
 }  // namespace kiln::aten

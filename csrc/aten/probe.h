@@ -1,5 +1,7 @@
 #pragma once
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "aten/schema.h"
 
@@ -11,5 +13,10 @@ namespace kiln::aten {
 /// are asked about with sizes of 1, which tells of dtypes only. Leaves no trace: no random number is drawn, no warning
 /// given.
 std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+
+/// What such a call returns, found by making it on real tensors of the same sizes and strides: for operators that have
+/// neither a shape rule nor a Meta kernel. Null if eager refuses the call, if the sizes of its results depend on the
+/// elements, or if the tensors are too large to try. Leaves no trace either.
+std::optional<std::vector<graph::TensorMeta>> results_in_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace kiln::aten

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import check
 from kiln import _C
 
 
@@ -97,3 +98,24 @@ def test_leafness_is_kept():
 def test_constants_compute():
     value, _ = run(lambda x: (torch.tensor(2.0) * 3).item(), torch.randn(2))
     assert value == 6.0
+
+
+WITHOUT_SHAPE_RULES = {
+    "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127),
+    "by channel": lambda x: torch.fake_quantize_per_channel_affine(
+        x, torch.full((3,), 0.02), torch.zeros(3, dtype=torch.int32), 0, -128, 127
+    ),
+    "learned": lambda x: torch._fake_quantize_learnable_per_tensor_affine(
+        x, torch.tensor([0.1]), torch.tensor([0.0]), -8, 7
+    ),
+    "histogram": lambda x: torch.histogram(x.detach().flatten(), 5)[0] * 2,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SHAPE_RULES)
+def test_operators_without_shape_rules_stay_in_the_graph(name):
+    f = WITHOUT_SHAPE_RULES[name]
+    check(f, torch.randn(3, 4, requires_grad=True), fullgraph=True)
+    check(
+        lambda x: f(x.t()) + 1 if name != "by channel" else f(x), torch.randn(3, 4, requires_grad=True), fullgraph=True
+    )
