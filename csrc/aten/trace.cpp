@@ -141,7 +141,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     return;
   }
   if (trace && trace->replace && trace->replace(op, *stack)) return;
-  c10::impl::ExcludeDispatchKeyGuard no_mode(kKey);
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> no_mode(kKey);
   if (!trace) {
     op.callBoxed(*stack);
     return;
@@ -156,7 +156,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
   if (const std::string& name = op.operator_name().name;
       (name == "aten::item" || name == "aten::_local_scalar_dense") && is_fake(stack->back().toTensor()))
-    if (const auto value = trace->constant_value ? trace->constant_value(stack->back().toTensor()) : std::nullopt) {
+    if (const auto value = trace->known_value ? trace->known_value(stack->back().toTensor()) : std::nullopt) {
       stack->back() = *value;
       return;
     }
@@ -205,13 +205,16 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   if (info.kind == OpKind::InPlace) refuse(call);
   const bool grad_enabled = at::GradMode::is_enabled();
   restore_devices(given);
+  bool in_parts = false;
   {
     InsideOperator inside;
     FakeModeGuard fakes;  // factories make fakes too
     try {
       call_on_fakes(op, *stack);
     } catch (const NeedsData& e) {
-      fail(*trace, "operator-needs-data", e.what());
+      in_parts = recorded && (info.kind == OpKind::Functional || info.kind == OpKind::View) &&
+                 op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+      if (!in_parts) fail(*trace, "operator-needs-data", e.what());
     } catch (const Unsupported& e) {
       fail(*trace, "unsupported-operator", op.operator_name().name + ": " + e.what());
     } catch (const c10::Error& e) {
@@ -227,6 +230,14 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
         trace->failure = Trace::Failure{"operator-needs-data", "the fake kernel of " + name + " raises"};
       throw;
     }
+  }
+  if (in_parts) {
+    // What it asks of data may be known (quantile: whether q lies between 0 and 1): so its parts are recorded.
+    stack->resize(first);
+    stack->insert(stack->end(), call.begin(), call.end());
+    no_mode.reset();
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    return;
   }
   if (!recorded) return;
   std::vector<at::Tensor> tensors;

@@ -26,6 +26,8 @@ class Trace {
   /// Says that `t` holds `v`. Its address stays its own; the tensor itself is not kept alive, since PyTorch treats a
   /// tensor that has one owner as its own to reuse (make_variable).
   void bind(const at::Tensor& t, graph::Value v);
+  /// From now on `t`, which is bound, holds `v`.
+  void rebind(const at::Tensor& t, graph::Value v) { values_.at(t.unsafeGetTensorImpl()) = v; }
   /// The value of `t`; asks `on_unknown` for tensors never seen, null if that knows none either.
   graph::Value value_of(const at::Tensor& t);
   /// The value if `t` is bound, null otherwise.
@@ -36,8 +38,9 @@ class Trace {
 
   /// Makes a value for a tensor that was never seen (a graph input), or returns null: the call then fails.
   std::function<graph::Value(const at::Tensor&)> on_unknown;
-  /// The value of a tensor of one element, if the trace's calls alone make it what it is.
-  std::function<std::optional<at::Scalar>(const at::Tensor&)> constant_value;
+  /// The value of a tensor of one element that C++ code asks for, if the trace's calls alone make it what it is or it
+  /// is cheap to compute.
+  std::function<std::optional<at::Scalar>(const at::Tensor&)> known_value;
   /// Called before a call is recorded: true if it put the results on the stack itself, made by calls that are recorded
   /// in its place.
   std::function<bool(const c10::OperatorHandle& op, torch::jit::Stack& stack)> replace;

@@ -128,7 +128,8 @@ class Replay {
 
   void step(Node& node) {
     static const graph::Op kBackward("kiln::backward"), kGrads("kiln::autograd_grad"), kGrad("kiln::grad"),
-        kSetGrad("kiln::set_grad"), kSetRequiresGrad("kiln::set_requires_grad"), kConstant("kiln::tensor_constant");
+        kSetGrad("kiln::set_grad"), kSetRequiresGrad("kiln::set_requires_grad"), kRetainGrad("kiln::retain_grad"),
+        kConstant("kiln::tensor_constant");
     if (node.op == kBackward) {
       variable_list of = list(node.arg(0));
       variable_list inputs = node.args.size() > 4 ? list(node.arg(4)) : variable_list();
@@ -154,9 +155,10 @@ class Replay {
       t.mutable_grad() = or_undefined(env_, node.arg(1));
     } else if (node.op == kSetRequiresGrad) {
       at::Tensor t = or_undefined(env_, node.arg(0));
-      if (TraceState::is_primal(t)) throw Unsupported("requires_grad of an input is changed");
-      t.set_requires_grad(node.arg(1).to_bool());
+      TraceState::set_requires_grad(t, node.arg(1).to_bool());
       if (!node.results.empty()) set(node, 0, t);
+    } else if (node.op == kRetainGrad) {
+      or_undefined(env_, node.arg(0)).retain_grad();
     } else if (node.op == kConstant) {
       set(node, 0, TraceState::constant(node.args, node.results.at(0)));
     } else {

@@ -11,8 +11,8 @@ class TraceState {
  public:
   /// The nodes recorded from now on come from `node`.
   static void note_origin(const graph::Node& node);
-  /// True for the tensors that the trace passed in.
-  static bool is_primal(const at::Tensor& t);
+  /// Sets the flag of a leaf, for as long as the program runs if the trace passed it in.
+  static void set_requires_grad(const at::Tensor& t, bool wanted);
   /// The tensor of a kiln::tensor_constant node.
   static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
   /// Gives a functional tensor's value these strides.

@@ -77,6 +77,12 @@ class Tracer {
   // What TraceState serves.
   Recorder& recorder() { return recorder_; }
   bool is_primal(const at::Tensor& t) const { return primal_index_.count(t.unsafeGetTensorImpl()) != 0; }
+  /// Before a primal's requires_grad is changed: what it is for who calls the graph.
+  void keep_flag(const at::Tensor& primal) {
+    for (const auto& [seen, flag] : flags_)
+      if (seen.is_same(primal)) return;
+    flags_.emplace_back(primal, primal.requires_grad());
+  }
 
  private:
   void make_primals();
@@ -96,9 +102,10 @@ class Tracer {
   std::unique_ptr<graph::Graph> graph_;
   Recorder recorder_;
   Joint joint_;
-  std::vector<at::Tensor> primals_;  // functional
-  std::vector<Edge> edges_;          // where gradients of primals arrive, as of before the program ran
-  std::vector<uint32_t> versions_;   // of primals, likewise
+  std::vector<at::Tensor> primals_;                 // functional
+  std::vector<std::pair<at::Tensor, bool>> flags_;  // of primals whose requires_grad the program changes
+  std::vector<Edge> edges_;                         // where gradients of primals arrive, as of before the program ran
+  std::vector<uint32_t> versions_;                  // of primals, likewise
   std::unordered_map<const c10::TensorImpl*, int64_t> primal_index_;
   std::unordered_map<Storage, int64_t> primal_of_storage_;
   std::vector<at::Tensor> forward_;  // functional tensors of the forward outputs
@@ -531,6 +538,7 @@ Joint Tracer::run(const Program& program) {
     const std::vector<at::Tensor> outputs = program(primals_);
     recorder_.stack = nullptr;
     recorder_.module_path.clear();
+    for (const auto& [primal, flag] : flags_) primal.set_requires_grad(flag);
     find_mutations();
     classify(outputs);
   }
@@ -553,7 +561,10 @@ void TraceState::note_origin(const graph::Node& node) {
   active->recorder().module_path = node.module_path;
   active->recorder().checkpoint = node.checkpoint;
 }
-bool TraceState::is_primal(const at::Tensor& t) { return active && active->is_primal(t); }
+void TraceState::set_requires_grad(const at::Tensor& t, bool wanted) {
+  if (active && active->is_primal(t)) active->keep_flag(t);
+  t.set_requires_grad(wanted);
+}
 at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {
   KILN_CHECK(active, "a constant outside of a trace");
   return fn::to_functional_tensor(active->recorder().constant(args, meta));

@@ -489,3 +489,33 @@ def test_a_second_gradient_of_what_keeps_a_large_state_is_refused():
     out = kiln.compile(module)(x).sum()
     with pytest.raises(RuntimeError, match="too large to keep, and cannot be differentiated twice"):
         torch.autograd.grad(out, x, create_graph=True)
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.cumprod(1),
+        lambda x: torch.cat([torch.ones(3, 1), x], 1).cumprod(-1)[:, :-1],
+        lambda x: x.prod(),
+        lambda x: x.prod(1),
+        lambda x: x.max(),
+        lambda x: x.median(),
+    ],
+)
+def test_gradients_whose_formulas_ask_for_data(f, zeros):
+    """Whether there are zeros, or NaNs, among the numbers."""
+
+    def step(x):
+        y = f(x)
+        (g,) = torch.autograd.grad((y * y.detach().cos()).sum(), x)
+        return y.detach(), g
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 5)
+    x[0, :zeros] = 0
+    x[2, 5 - zeros :] = 0
+    kiln.reset()
+    assert kiln.explain(step)(x.clone().requires_grad_()).graph_break_count == 0
+    compiled = kiln.compile(step)
+    assert_same(step(x.clone().requires_grad_()), compiled(x.clone().requires_grad_()), rtol=1e-5, atol=1e-6)

@@ -240,3 +240,22 @@ def test_operators_of_numbers_alone():
         return x.view(rows, -1), x.new_zeros((more + 1, 2)), x * torch.div(8, 3), torch.div(7, 2)
 
     check(f, torch.linspace(-1, 2, 8).view(4, 2), fullgraph=True)
+
+
+def test_checks_of_floats_that_are_constants():
+    """Constants of floats decide branches as integers do, at any length that is looked at for masks."""
+
+    def normal(x):
+        prior = torch.distributions.MultivariateNormal(torch.zeros(3), torch.eye(3))
+        return prior.log_prob(x)
+
+    def bias(x):
+        mask = (1.0 - F.pad(torch.ones(2, 5), (0, 507))) * torch.finfo(x.dtype).min
+        return x + 1 if (mask < 0).flatten().any().item() else x - 1
+
+    def equal(x):
+        q = torch.tensor([0.2, 0.5])
+        return x + 1 if torch.equal(q, q * 1) else x
+
+    for f in (normal, bias, equal):
+        check(f, torch.linspace(-1, 1, 6).reshape(2, 3), fullgraph=True)

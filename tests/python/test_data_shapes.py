@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import kiln
 from helpers import breaks, check
+from kiln.testing import assert_same
 
 MASK = torch.tensor([True, False, True, True, False])
 OTHER = torch.tensor([False, True, True, False, True])  # as many are true
@@ -201,3 +203,41 @@ def test_unique_rows_and_columns_keep_their_layout():
     want, got = program(x), kiln.compile(program)(x)
     assert [t.stride() for t in want] == [t.stride() for t in got]
     assert all(torch.equal(a, b) for a, b in zip(want, got))
+
+
+SIZED_BY_TENSORS = {
+    "pad": lambda x, n: F.pad(x, (0, n)) + 1,
+    "view": lambda x, n: x.view(n, -1) * 2,
+    "slice": lambda x, n: x[n:] * 2,
+    "full": lambda x, n: torch.full((n,), 3.0) + x.sum(),
+    "arange": lambda x, n: torch.arange(n) * x.sum(),
+    "linspace": lambda x, n: torch.linspace(0, 1, n) + x.sum(),
+    "narrow": lambda x, n: torch.narrow(x, 0, n, 2) * 2,
+    "computed": lambda x, n: F.pad(x, (0, torch.ceil((x.shape[0] - n) / n + 1).to(torch.int64) - 1)),
+    "times": lambda x, n: [x := x * 2 for _ in range(n)][-1],
+}
+
+
+@pytest.mark.parametrize("name", SIZED_BY_TENSORS)
+def test_sizes_and_indices_that_are_tensors(name):
+    f = SIZED_BY_TENSORS[name]
+    assert breaks(f, X[:, 0][:4], torch.tensor(2)) == 0
+    compiled = kiln.compile(f)
+    for n in (2, 1, 2, 4):
+        x = torch.arange(4.0 if name == "view" else 6.0)
+        assert_same(f(x, torch.tensor(n)), compiled(x, torch.tensor(n)))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.quantile(x, 0.25, dim=1),
+        lambda x: torch.quantile(x, torch.tensor([0.1, 0.8]), interpolation="nearest"),
+        lambda x: torch.nanquantile(torch.where(x > 1, torch.nan, x), 0.4, dim=0, keepdim=True),
+        lambda x: torch.cov(x) @ x,
+        lambda x: torch.corrcoef(x + x.sin()),
+    ],
+)
+def test_checks_inside_operators_that_constants_decide(f):
+    assert breaks(f, X) == 0
+    check(f, X, rtol=1e-5, atol=1e-5)

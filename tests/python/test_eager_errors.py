@@ -1,5 +1,8 @@
 """Calls that eager refuses are refused by compiled functions too, in eager's words; those that it takes are taken."""
 
+import contextlib
+import traceback
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -193,3 +196,95 @@ def test_results_that_out_casts():
         )
 
     check(f, torch.linspace(-1, 1, 9).reshape(3, 3), grad=False)
+
+
+def in_a_with(x):
+    with contextlib.nullcontext():
+        return x + int("a")
+
+
+def in_no_grad(x):
+    with torch.no_grad():
+        y = x + 1
+        return y.view(3, 7)
+
+
+def with_finally(x):
+    try:
+        y = x * 2
+        raise KeyError("k")
+    finally:
+        x = y
+
+
+def raised_again(x):
+    try:
+        return x.view(3, 7)
+    except RuntimeError as error:
+        x = str(error)
+        raise
+
+
+def raised_from(x):
+    try:
+        return x.view(3, 7)
+    except RuntimeError as error:
+        raise ValueError("another") from error
+
+
+def deep(x):
+    with torch.no_grad():
+        return [in_a_with(y) for y in (x, x + 1)]
+
+
+def in_a_generator(x):
+    def halves(x):
+        with torch.no_grad():
+            yield x[:2]
+            raise ValueError("no more")
+
+    return sum(y.sum() for y in halves(x))
+
+
+def from_exit(x):
+    @contextlib.contextmanager
+    def scope():
+        yield 1
+        raise ValueError("at the end")
+
+    with scope() as n:
+        y = x + n
+    return y
+
+
+def in_a_loop(x):
+    for n in (1, 2, 4, 3):
+        try:
+            x = x.view(n, -1) * 2
+        finally:
+            n += 1
+    return x
+
+
+@pytest.mark.parametrize(
+    "f",
+    [in_a_with, in_no_grad, with_finally, raised_again, raised_from, deep, in_a_generator, from_exit, in_a_loop],
+    ids=lambda f: f.__name__,
+)
+def test_tracebacks_name_the_lines(f):
+    def lines(f):
+        with pytest.raises((ValueError, RuntimeError, KeyError)) as caught:
+            f(torch.ones(4))
+        found, error = [], caught.value
+        while error:
+            frames = traceback.extract_tb(error.__traceback__)
+            found.append(
+                (type(error), str(error), [(i.filename, i.name, i.lineno) for i in frames if i.name != "lines"])
+            )
+            error = error.__cause__ or error.__context__
+        return found
+
+    compiled = kiln.compile(f)
+    expected = lines(f)
+    for _ in range(2):
+        assert lines(compiled) == expected

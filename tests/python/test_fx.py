@@ -275,3 +275,44 @@ def test_constant_of_an_aot_graph_round_trips():
 }
 """
     ]
+
+
+class Scaled:
+    """Operators in Python, beside tensors."""
+
+    def __init__(self, t):
+        self.t = t
+
+    def __iadd__(self, x):
+        self.t = self.t + x * 2
+        return self
+
+    def __rmul__(self, x):
+        return x + 100
+
+    def __getitem__(self, i):
+        return i * 3
+
+    def __eq__(self, x):
+        return x > self.t
+
+    def __matmul__(self, x):
+        return x.sum()
+
+
+def test_operators_of_classes_are_what_they_call(capsys):
+    def f(x):
+        s = Scaled(0.5)
+        s += x
+        return s.t, x * s, s[x], x == Scaled(0.0), s @ x
+
+    x = torch.tensor([1.0, -2.0, 3.0])
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.extend(n.name for n in gm.graph.nodes)
+        return gm.forward
+
+    assert_same(f(x), kiln.compile(f, backend=backend)(x))
+    assert seen == ["l_x_", "mul", "add", "add_1", "mul_1", "gt", "sum_1", "output"]
+    assert kiln.explain(f)(x).graph_count == 1

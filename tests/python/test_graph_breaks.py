@@ -1,5 +1,7 @@
 """Graph breaks: where they happen, what is said about them, and that the program goes on as in eager."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -282,6 +284,25 @@ def test_compiled_code_after_a_break_is_reused():
     for _ in range(3):
         compiled(X)
     assert counter.frame_count == first
+
+
+def test_what_a_resume_function_throws_away_is_not_guarded():
+    class Handle:
+        made = 0  # changes the class with each instance
+
+        def __init__(self):
+            Handle.made += 1
+
+    def f(x):
+        x = x + 1
+        Handle()
+        return x * 2
+
+    compiled = kiln.compile(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no limit is reached
+        for n in range(12):
+            assert_same(f(X + n), compiled(X + n))
 
 
 def test_internals_of_tensors_are_read_in_eager():

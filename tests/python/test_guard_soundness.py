@@ -537,6 +537,38 @@ def test_another_argument(name):
         assert found is None, found
 
 
+def doubled(x):
+    return x * 2
+
+
+def tripled(x):
+    return x * 3
+
+
+class Holder:
+    static = staticmethod(doubled)
+
+
+def test_one_function_in_two_places():
+    """What one function did in both places is not what two do."""
+    others = types.ModuleType("others")
+    others.f = doubled
+    apart = types.ModuleType("apart")
+    apart.f = tripled
+    for f, same, different in (
+        (lambda x, a, b: a(x) + b(x), (doubled, doubled), (doubled, tripled)),
+        (lambda x, a, b: a.f(x) + b.f(x), (others, others), (others, apart)),
+        (lambda x, a, b: [g(x) for g in (*a, *b)], ([doubled], [doubled]), ([doubled], [tripled])),
+        (lambda x, a, b: a["f"](x) + b(x), ({"f": doubled}, doubled), ({"f": doubled}, tripled)),
+        (lambda x, a, b: (Holder.static(x), a is Holder.static), (doubled, None), (tripled, None)),
+        (lambda x, a, b: (a is Holder.static, x + 1), (doubled, None), (tripled, None)),
+        (lambda x, a, b: (a(x), b(x) if b is torch.sin else x), (torch.cos, torch.sin), (torch.sin, torch.cos)),
+    ):
+        compiled = kiln.compile(f)
+        for given in (same, different, same):
+            assert_same(f(X, *given), compiled(X, *given))
+
+
 def test_modules_that_hold_containers():
     class Net(torch.nn.Module):
         def __init__(self, sizes):

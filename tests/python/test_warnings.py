@@ -164,10 +164,11 @@ import torch
 import kiln
 
 @kiln.compile
-def f(x, at):
-    return x[[at[0], at[1]]]
+def f(x):
+    at = (x * 0).sum(0).long() + 1
+    return x[[at[0], at[1] + 1]]
 
-print(f(torch.arange(16.0).reshape(4, 4), torch.tensor([1, 2])).item())
+print(f(torch.arange(16.0).reshape(4, 4)).item())
 """
 
 
@@ -179,3 +180,34 @@ def test_a_warning_beside_a_graph_break_is_shown(tmp_path):
     assert done.stdout.strip() == "6.0"
     assert "non-tuple sequence" in done.stderr
     assert "GraphBreak" not in done.stderr
+
+
+def takes_a_list_of_indices(x):
+    return x[[torch.tensor([1]), torch.tensor([2])]] + 1
+
+
+def ignores_it(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return takes_a_list_of_indices(x)
+
+
+@pytest.mark.parametrize("action", ["default", "always", "once", "module", "error"])
+@pytest.mark.parametrize("f", [takes_a_list_of_indices, ignores_it])
+def test_warnings_of_c_code(f, action):
+    x = torch.arange(16.0).reshape(4, 4)
+
+    def logged(f):
+        globals().pop("__warningregistry__", None)
+        with log_of_warnings(action) as log:
+            results = []
+            for _ in range(3):
+                try:
+                    results.append(f(x))
+                except UserWarning as warning:
+                    results.append(str(warning))
+        return results, [(str(w.message), w.filename, w.lineno) for w in log]
+
+    assert_same(logged(f), logged(kiln.compile(f)))
+    if action != "error":
+        assert kiln.explain(takes_a_list_of_indices)(x).graph_break_count == 0

@@ -300,7 +300,10 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
   bool found = false;
   PyObject* v = load_instance_attr(o, k, name, &found);
   if (found || PyErr_Occurred()) return v;
-  if (descr && get) return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+  if (descr && get) {
+    if (k->alike) guard(GK::Is, k->source, o);  // a method of the function itself
+    return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+  }
   if (descr) {
     // A class attribute: the type's guard holds what it is, but not what is inside a container or an instance.
     if (is_constant(descr)) return hold.release();

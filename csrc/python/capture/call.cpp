@@ -631,6 +631,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     }
     case Policy::RequiresGrad:
       return call_requires_grad(callable, args, nargsf, kwnames);
+    case Policy::RetainGrad:
+      return call_retain_grad(PyCFunction_Check(callable) ? PyCFunction_GET_SELF(callable) : args[0]);
     case Policy::CustomFunction:
       return custom_function_step(args, n);
     case Policy::Checkpoint:
@@ -723,6 +725,8 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
       return call_custom_function(frame, handled);
     case Policy::Defer:
       return defer_call(frame);
+    case Policy::Warn:
+      return defer_shown_warning(frame->localsplus[0]);
     case Policy::Loads:
       return call_loader(frame);
     case Policy::Paused: {

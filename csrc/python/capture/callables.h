@@ -36,6 +36,7 @@ enum class Policy : unsigned char {
   ObjectDelAttr,
   ObjectGetAttr,
   RequiresGrad,
+  RetainGrad,
   RunBackward,
   CustomFunction,
   Checkpoint,

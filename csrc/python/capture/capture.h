@@ -72,7 +72,9 @@ struct CaptureOptions {
   /// of them.
   const std::unordered_set<std::string>* changing_numbers = nullptr;
   bool floats_change = true, ints_change = true;  // whether these do
-  /// Those of them whose value was needed after all.
+  /// Sources (as text) of functions that are made anew for each call (closures): any of the same code may stand there.
+  const std::unordered_set<std::string>* changing_functions = nullptr;
+  /// Those numbers whose value was needed after all.
   std::unordered_set<std::string> constant_numbers;
   /// item() gives a number that the graph computes with, except at these calls, where its value was needed: there it is
   /// decided (Machine::decide_numbers), or breaks the graph.

@@ -35,11 +35,13 @@ bool is_single(const graph::TensorMeta& t) {
   return t.defined && std::all_of(t.sizes.begin(), t.sizes.end(), [](int64_t size) { return size == 1; });
 }
 
-/// Single elements, and what labels, masks and lengths are.
-bool is_small(const graph::TensorMeta& t) {
+bool is_short(const graph::TensorMeta& t) {
   constexpr int64_t kSmall = 1 << 16;
-  return t.defined && (is_single(t) || (t.numel() <= kSmall && is_integral(t.dtype)));
+  return t.defined && t.numel() <= kSmall;
 }
+
+/// Single elements, and what labels, masks and lengths are.
+bool is_small(const graph::TensorMeta& t) { return is_short(t) && (is_single(t) || is_integral(t.dtype)); }
 
 /// Operators that make a tensor of numbers, always the same one.
 bool makes_constant(const std::string& name) {
@@ -98,17 +100,18 @@ bool may_be_mask(const graph::TensorMeta& t) {
   return t.defined && t.numel() <= kLargestMask;
 }
 
-/// Whether the node may be run once more, by itself. `masks`: also what only compares, element by element, as is done
-/// to find out what a mask is for; sums of floats are a model's work.
-bool is_cheap(const Node& n, bool masks) {
+/// Whether the node may be run once more, by itself.
+bool is_cheap(const Node& n, Reach reach) {
   const auto all = [&](bool (*of)(const graph::TensorMeta&)) {
     return std::all_of(n.results.begin(), n.results.end(), of);
   };
-  if (!all(masks ? may_be_mask : is_small)) return false;
-  if (n.kind == NodeKind::Placeholder || n.op == constant_op()) return true;
+  if (!all(reach == Reach::Small ? is_small : may_be_mask)) return false;
+  if (n.kind == NodeKind::Placeholder) return reach != Reach::Constants;
+  if (n.op == constant_op()) return true;
   const aten::OpInfo* op = aten::find_op(n.op);
   if (op && op->factory && !op->random) return makes_constant(n.op.name());
-  if (masks && !(op && makes_mask(n, *op))) {
+  const bool looks = (reach == Reach::Constants && all(is_short)) || (op && makes_mask(n, *op));
+  if (reach != Reach::Small && !looks) {
     bool small = all(is_small);
     for (const graph::Arg& a : n.args)
       graph::for_each_value(a, [&](Value v) { small &= !v || is_small(v.meta()) || v.meta().dtype == DType::Bool; });
@@ -169,6 +172,21 @@ bool Machine::may_be_dropped() {
   return !acts_;
 }
 
+bool Machine::may_be_saved(const at::Tensor& t) {
+  const Value value = trace.find(t);
+  if (!value) return false;
+  Node* const base = base_of(value);
+  const auto& nodes = trace.graph().nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&](const auto& n) {
+    const bool differentiated = std::any_of(n->results.begin(), n->results.end(),
+                                            [](const graph::TensorMeta& m) { return m.defined && m.requires_grad; });
+    bool reads = false;
+    for (const graph::Arg& a : n->args)
+      if (differentiated) graph::for_each_value(a, [&](Value v) { reads |= v && base_of(v) == base; });
+    return reads && n->kind == NodeKind::Call;
+  });
+}
+
 bool Machine::assert_that(const at::Tensor& condition, bool wanted) {
   if (!options.assertions || condition.scalar_type() != at::kBool || condition.dim() != 0) return false;
   if (custom_function.node) return false;  // what its backward computes has no value yet when the graph has run
@@ -197,7 +215,7 @@ bool Machine::finish_assertions() {
   return true;
 }
 
-bool Machine::trace_back(Value value, NodeSet* found, bool masks) {
+bool Machine::trace_back(Value value, NodeSet* found, Reach reach) {
   index_nodes();
   std::vector<Node*> todo;
   const auto visit = [&](Node* n) {
@@ -207,7 +225,7 @@ bool Machine::trace_back(Value value, NodeSet* found, bool masks) {
   while (!todo.empty()) {
     Node* n = todo.back();
     todo.pop_back();
-    if (!is_cheap(*n, masks)) return false;
+    if (!is_cheap(*n, reach)) return false;
     for (const graph::Arg& a : n->args)
       graph::for_each_value(a, [&](Value v) {
         if (v) visit(v.node);
@@ -232,9 +250,20 @@ bool Machine::add_eager_condition(const at::Tensor& condition, bool truth) {
 std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
   if (options.for_fx || t.numel() != 1) return std::nullopt;
   NodeSet nodes;
-  const at::Tensor now = evaluate(trace.find(t), &nodes, [](const Node* n) { return !is_input(n); }, /*masks=*/true);
+  const at::Tensor now = evaluate(trace.find(t), &nodes, Reach::Constants);
   if (!now.defined()) return std::nullopt;
   return now.item();
+}
+
+std::optional<at::Scalar> Machine::known_value(const at::Tensor& t) {
+  if (const auto known = constant_value(t)) return known;
+  if (t.numel() != 1) return std::nullopt;
+  if (t.scalar_type() == at::kBool) {
+    const std::optional<bool> truth = t.dim() == 0 ? decide(t) : std::nullopt;
+    return truth ? std::optional<at::Scalar>(*truth) : std::nullopt;
+  }
+  const at::Tensor now = decide_numbers(t);
+  return now.defined() ? std::optional<at::Scalar>(now.item()) : std::nullopt;
 }
 
 std::optional<bool> Machine::known_truth(const at::Tensor& t) {
@@ -265,14 +294,12 @@ at::Tensor Machine::decide_numbers(const at::Tensor& t) {
 }
 
 std::optional<bool> Machine::decide(const at::Tensor& condition) {
+  if (const auto known = constant_value(condition)) return known->toBool();
   const Value value = trace.find(condition);
   NodeSet nodes;
-  const at::Tensor now = evaluate(
-      value, &nodes,
-      [&](const Node* n) {
-        return options.data_branches || std::all_of(n->results.begin(), n->results.end(), is_single);
-      },
-      /*masks=*/true);
+  const at::Tensor now = evaluate(value, &nodes, Reach::Masks, [&](const Node* n) {
+    return options.data_branches || std::all_of(n->results.begin(), n->results.end(), is_single);
+  });
   if (!now.defined()) return std::nullopt;
   const bool truth = now.item<bool>();
   branches_.nodes.merge(nodes);
@@ -280,8 +307,9 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   return truth;
 }
 
-at::Tensor Machine::evaluate(Value value, NodeSet* nodes, const std::function<bool(const Node*)>& may_run, bool masks) {
-  if (!value || !trace_back(value, nodes, masks)) return {};
+at::Tensor Machine::evaluate(Value value, NodeSet* nodes, Reach reach,
+                             const std::function<bool(const Node*)>& may_run) {
+  if (!value || !trace_back(value, nodes, reach)) return {};
   if (may_run && !std::all_of(nodes->begin(), nodes->end(), may_run)) return {};
   std::vector<Node*> order;
   for (Node* n : *nodes)

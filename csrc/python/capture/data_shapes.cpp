@@ -247,11 +247,11 @@ const Handler* handler_of(const c10::OperatorName& name) {
 }  // namespace
 
 bool Machine::may_decide(const at::Tensor& t) {
-  if (options.for_fx || !options.data_branches || !c10::isIntegralType(t.scalar_type(), /*includeBool=*/true))
-    return false;
-  const graph::Value value = trace.value_of(t);
-  NodeSet nodes;
-  return value && trace_back(value, &nodes);
+  const graph::Value value = options.for_fx ? graph::Value() : trace.value_of(t);
+  NodeSet constants, nodes;
+  if (!value || trace_back(value, &constants, Reach::Constants)) return static_cast<bool>(value);
+  return options.data_branches && c10::isIntegralType(t.scalar_type(), /*includeBool=*/true) &&
+         trace_back(value, &nodes);
 }
 
 at::Tensor Machine::sized_nonzero(const at::Tensor& mask) {

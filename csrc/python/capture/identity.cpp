@@ -65,7 +65,11 @@ const char* polyfill_name(PyTypeObject* type) {
 }  // namespace
 
 void Machine::distinguish(PyObject* a, PyObject* b) {
-  if (a == b || Py_TYPE(a) != Py_TYPE(b)) return;
+  if (Py_TYPE(a) != Py_TYPE(b)) return;
+  if (const Known* k = PyFunction_Check(a) ? find_plain(a) : nullptr; k && (a == b || k->alike))
+    guard(Guard::Kind::Is, k->source, a);  // the other may have come out of a class, where nothing is guarded but that
+  if (const Known* k = find_alike(b)) guard(Guard::Kind::Is, k->source, b);
+  if (a == b) return;
   const Known *x = find(a), *y = find(b);
   if (!x || !y || x == y) return;
   guard(Guard::Kind::NotSame, x->source, nullptr, 0, y->source);
@@ -74,7 +78,11 @@ void Machine::distinguish(PyObject* a, PyObject* b) {
 void Machine::pin(PyObject* o, bool values, int depth) {
   if (depth > kDeepest) return;
   const Class c = classify(o);
-  if (c == Class::Method) return pin(PyMethod_GET_SELF(o), values, depth + 1);
+  if (c == Class::Method) {
+    pin(PyMethod_GET_FUNCTION(o), values, depth + 1);
+    return pin(PyMethod_GET_SELF(o), values, depth + 1);
+  }
+  if (const Known* k = find_alike(o)) return guard(Guard::Kind::Is, k->source, o);
   if (c == Class::Instance) {
     const Known* k = find_plain(o);
     if (k && compares_by_identity(Py_TYPE(o))) guard(Guard::Kind::Is, k->source, o);
@@ -105,7 +113,8 @@ void Machine::pin(PyObject* o, bool values, int depth) {
 void Machine::pin_lookup(PyObject* container, PyObject* key) {
   const Class c = classify(key);
   // Those are told apart by guards of their own.
-  if (is_constant(key) || c == Class::Tensor || c == Class::Function || c == Class::Module) return;
+  if (is_constant(key) || c == Class::Tensor || (c == Class::Function && !find_alike(key)) || c == Class::Module)
+    return;
   pin(key);
   pin(container, /*values=*/!PyDict_Check(container));
 }

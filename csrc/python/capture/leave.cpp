@@ -570,7 +570,7 @@ void Leaver::keep_apart() {
   std::unordered_set<const Known*> changed;
   const auto is_fixed = [&](const Known& k) {
     const Class c = m.classify(k.real.get());
-    return k.source->kind == SK::Const || c == Class::Module || c == Class::Function || c == Class::Type;
+    return k.source->kind == SK::Const || c == Class::Module || (c == Class::Function && !k.alike) || c == Class::Type;
   };
   const auto note = [&](const Known* k) {
     if (!k) return;
@@ -626,6 +626,13 @@ void Leaver::side_effects() {
   for (const py::Ref& c : m.cells_order) {
     PyObject* value = m.cells_written[c.get()].get();
     add(SideEffect::Kind::StoreCell, cell(c.get()), nullptr, value ? recipe(value) : nullptr);
+  }
+  for (const auto& [fake, data] : m.data_written)
+    add(SideEffect::Kind::SetAttr, recipe(fake), names().data, recipe(data.get()));
+  for (PyObject* fake : m.flags_written) {
+    const bool now = THPVariable_Unpack(fake).requires_grad();
+    if (THPVariable_Unpack(m.real_of(fake)).requires_grad() != now)
+      add(SideEffect::Kind::SetAttr, recipe(fake), names().requires_grad, constant(now ? Py_True : Py_False));
   }
   std::vector<std::pair<size_t, PyObject*>> droppable;  // effect, the gradient it replaces
   for (const py::Ref& fake : m.grad_order) {
@@ -768,6 +775,14 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
     if (const int made_at = leaf_behind(t, leaver.tensors); made_at >= 0) {
       graph_break("autograd", "a tensor with requires_grad=True is made, and results depend on it");
       root_instruction = made_at;
+      return;
+    }
+  for (const auto& [t, instruction] : retained)
+    if (std::any_of(leaver.tensors.begin(), leaver.tensors.end(), [&](const at::Tensor& seen) {
+          return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
+        })) {
+      graph_break("autograd", "a result of which retain_grad() was called");
+      root_instruction = instruction;
       return;
     }
   result.exit = std::move(exit);

@@ -150,7 +150,10 @@ static bool see_arguments(Machine& m, Exec& e) {
 void Machine::guard_function(PyFunctionObject* function) {
   auto* f = reinterpret_cast<PyObject*>(function);
   if (made_functions.count(f) || is_trusted_namespace(function->func_globals)) return;
-  if (Known* k = find(f); k && k->active) return;
+  if (Known* k = find(f)) {
+    activate(*k);
+    if (k->source->kind != guards::Source::Kind::Const) return;
+  }
   guard(Guard::Kind::Is, child(guards::Source::Kind::Const, nullptr, f), f);
 }
 
@@ -265,7 +268,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     PyException_SetTraceback(value, tb ? tb : Py_None);
     Py_XDECREF(tb);
     Py_XDECREF(type);
-    caught.insert(value);
+    caught.emplace(value, root_instruction);
     e.push(value);
     e.next = handler;
     call_start = -1;
@@ -363,7 +366,7 @@ Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions
     pybind11::gil_scoped_acquire gil;
     return input_value(t);
   };
-  trace.constant_value = [this](const at::Tensor& t) { return constant_value(t); };
+  trace.known_value = [this](const at::Tensor& t) { return known_value(t); };
   trace.replace = [this](const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     return replace_data_shape(op, stack);
   };
@@ -483,6 +486,9 @@ CaptureResult Machine::run() {
   if (!broken) {
     PyObject *type, *value, *tb;
     PyErr_Fetch(&type, &value, &tb);
+    // What came past a finally or a with statement is raised anew in eager where it was raised first: its traceback
+    // tells.
+    if (const auto raised = caught.find(value); raised != caught.end()) root_instruction = raised->second;
     py::Ref text = py::Ref::steal(value ? PyObject_Str(value) : nullptr);
     PyErr_Clear();
     reason = {};

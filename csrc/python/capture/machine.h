@@ -59,6 +59,7 @@ struct Known {
   bool written = false;  // a shadow that differs from its original; told on leaving
   bool opened = false;   // Shadow: the lists in dicts in it are guarded, too
   bool whole = false;    // Shadow of a set: its elements are constants, guarded in one
+  bool alike = false;    // Plain: a function for which others of the same code may stand
   SourcePtr source;
   py::Ref real;
   py::Ref stand_in;                                      // equals `real` for Plain; Proxy: one of the dict's shadow
@@ -66,6 +67,14 @@ struct Known {
   py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
   std::vector<py::Ref> contents;                         // Shadow: shadows and tensors among its elements
+};
+
+/// What may be computed a second time to learn a condition.
+enum class Reach : uint8_t {
+  Small,  // single elements, and small tensors of integers
+  Masks,  // also what only compares larger ones, element by element, as is done to find out what a mask is for; sums
+          // of floats are a model's work
+  Constants,  // any small tensors, and comparisons of larger ones, if no input is among them
 };
 
 /// Writes to attributes of existing objects: name -> value, null for deleted.
@@ -115,9 +124,17 @@ class Machine {
     return it == index.end() || knowns[it->second].active || activate(knowns[it->second]);
   }
   bool activate(Known& k);
+  void guard_constant(const SourcePtr& source, PyObject* constant);
+  /// The guards of a function that may be another in each call (CaptureOptions::changing_functions).
+  void guard_alike(const Known& k);
   Known* find(PyObject* o) {
     auto it = index.find(o);
     return it == index.end() ? nullptr : &knowns[it->second];
+  }
+  /// A function whose identity is not guarded.
+  Known* find_alike(PyObject* o) {
+    Known* k = PyFunction_Check(o) ? find_plain(o) : nullptr;
+    return k && k->alike ? k : nullptr;
   }
   /// The known object `o` if it existed before the call and is no stand-in of another (an instance, function, module).
   Known* find_plain(PyObject* o) {
@@ -232,10 +249,19 @@ class Machine {
                              PyObject* kwnames);  // tensors.cpp
   PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
                                PyObject* kwnames);  // tensors.cpp
+  PyObject* call_retain_grad(PyObject* tensor);
   /// Whether `tensor.data = value` changes nothing, as in a module.to() that finds all in its place.
   bool is_same_data(PyObject* tensor, PyObject* value) const;
-  /// Lets a tensor that the captured code made require gradients. False if it is none.
+  /// Writes .data of an existing tensor that needs no gradient: from now on the program reads `value` there. False if
+  /// the graph cannot see to it.
+  bool replace_data(PyObject* tensor, PyObject* value);
+  bool has_new_data(PyObject* tensor) const;
+  /// Whether a call that is differentiated may have kept an existing tensor, or a view of it, for its backward.
+  bool may_be_saved(const at::Tensor& t);
+  /// Lets a tensor that needs no gradient yet, or was made to, be a leaf. False if the graph cannot see to it.
   bool make_leaf(const at::Tensor& t);
+  /// Writes .requires_grad of a leaf. False if it is none, or cannot be seen to by the graph, or with an error set.
+  bool set_requires_grad(PyObject* tensor, bool wanted);
   /// Where a leaf was made that `result` depends on (or which it is, with a gradient) and that is among the tensors
   /// that leave the captured part, itself, as a view's base or by its gradient: a later backward would not reach it. -1
   /// if there is none.
@@ -325,13 +351,15 @@ class Machine {
   std::optional<bool> asserted_truth() const;
   /// The value of a tensor of one element, if it depends on nothing but constants.
   std::optional<at::Scalar> constant_value(const at::Tensor& t);
-  /// What `value` is computed by. False if that is more than single elements and small tensors of integers
-  /// and, with `masks`, comparisons of larger ones.
-  bool trace_back(graph::Value value, NodeSet* nodes, bool masks = false);
+  /// The same; of an integer or bool also what it is in this call, which becomes a guard (a size or index that is a
+  /// tensor).
+  std::optional<at::Scalar> known_value(const at::Tensor& t);
+  /// What `value` is computed by. False if that is more than `reach` allows.
+  bool trace_back(graph::Value value, NodeSet* nodes, Reach reach = Reach::Small);
   /// What `value` is for this call's inputs, and what computes it. Undefined if there is no value, if trace_back() says
   /// no or `may_run` does of one of the nodes, or if they raise.
-  at::Tensor evaluate(graph::Value value, NodeSet* nodes,
-                      const std::function<bool(const graph::Node*)>& may_run = nullptr, bool masks = false);
+  at::Tensor evaluate(graph::Value value, NodeSet* nodes, Reach reach = Reach::Small,
+                      const std::function<bool(const graph::Node*)>& may_run = nullptr);
   /// Whether one of the conditions has its truth, if there are any.
   CaptureResult::Condition any_of(const Conditions& conditions, const char* name);
   /// Has the call run in eager if `condition`, a 0-dim bool tensor, turns out to be not `wanted`: when the graph has
@@ -371,6 +399,11 @@ class Machine {
   void restore_settings();
   /// warnings.warn.
   PyObject* call_warn(PyObject* const* args, size_t n, PyObject* kwnames);
+  /// A warning of C code, which shows this warnings.WarningMessage.
+  PyObject* defer_shown_warning(PyObject* shown);
+  /// Has the warning given on leaving, as one about the line that the frame `at` is at.
+  PyObject* warn_at(py311::Frame* at, PyObject* message, PyObject* category);
+  PyObject* refuse_warning();
   /// The filters that the program has given the module warnings, borrowed; None if it has changed more than them. Null
   /// without an error if they are those from outside.
   PyObject* written_filters(PyObject* module);
@@ -508,10 +541,14 @@ class Machine {
   aten::Modes modes_at_start;
   aten::TransformModes transform_modes_at_start;
   py::FunctionModes function_modes_at_start;
-  /// Tensors made inside that became leaves of autograd, with the root's instruction that made them so.
+  std::vector<std::pair<PyObject*, py::Ref>> data_written;  // fakes of existing tensors, with what their .data is now
+  std::vector<PyObject*> flags_written;  // fakes of existing tensors whose .requires_grad was written
+  /// Tensors that became leaves of autograd, with the root's instruction that made them so.
   std::vector<std::pair<at::Tensor, int>> leaves_made;
-  std::unordered_map<PyObject*, int> finalizable;  // alive, with the root's instruction that made it
-  std::unordered_set<PyObject*> caught;            // exceptions that came to a handler
+  std::vector<std::pair<at::Tensor, int>> retained;  // likewise, of which retain_grad() was called
+  std::unordered_map<PyObject*, int> finalizable;    // alive, with the root's instruction that made it
+  /// Exceptions that came to a handler, with the root's instruction that raised them.
+  std::unordered_map<PyObject*, int> caught;
   py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__
   /// A point of the capture, to tell what has changed since then.
   struct Moment {

@@ -19,8 +19,11 @@ PyObject* operator_object(const char* name) {
 }
 
 PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
-  bool tensor = false;
-  for (size_t i = 0; i < n; ++i) tensor |= py::is_tensor(args[i]);
+  bool tensor = false, method = false;  // of a class in Python, which says what the operator does
+  for (size_t i = 0; i < n; ++i) {
+    tensor |= py::is_tensor(args[i]);
+    method |= m.classify(args[i]) == Class::Instance && Py_TYPE(args[i])->tp_flags & Py_TPFLAGS_HEAPTYPE;
+  }
   if (PyObject* number = m.number_among(args, n); number && tensor)
     return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
   const std::string_view name = op;
@@ -39,6 +42,7 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
     }
     return m.after_c_call(r);
   }
+  if (method) return m.after_c_call(f(args));
   return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
 }
 

@@ -258,7 +258,11 @@ Known& Machine::remember(Known k) {
 }
 
 void Machine::remember_constant(PyObject* o) {
-  if (find(o)) return;
+  if (const Known* k = find(o)) {
+    // It was met on a path of its own, where another might be next time.
+    if (k->source->kind != SK::Const) guard(GK::Is, k->source, o);
+    return;
+  }
   Known k;
   k.source = child(SK::Const, nullptr, o);
   k.real = py::Ref::borrow(o);
@@ -311,7 +315,10 @@ void Machine::remember_bound(PyObject* o, const SourcePtr& source) {
 PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   const Class c = classify(o);
   if (Known* k = find(o)) {
-    if (k->source != source && c != Class::Function && c != Class::Module && k->source->kind != SK::Const)
+    if (k->source == source || source->kind == SK::Const) return k->stand_in.new_ref();
+    if (k->source->kind == SK::Const || ((c == Class::Function || c == Class::Module) && !k->alike))
+      guard(GK::Is, source, k->real.get());
+    else
       guard(GK::SameObject, source, nullptr, 0, k->source);
     return k->stand_in.new_ref();
   }
@@ -335,6 +342,8 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   k.real = py::Ref::borrow(o);
   k.stand_in = k.real;
   k.active = c == Class::Module && source->kind == SK::Const;
+  k.alike = c == Class::Function && options.changing_functions && !options.changing_functions->empty() &&
+            options.changing_functions->contains(source->text());
   remember(std::move(k));
   return Py_NewRef(o);
 }
@@ -393,11 +402,7 @@ bool Machine::activate(Known& k) {
       } else {
         guard(GK::Length, k.source, nullptr, static_cast<uint64_t>(n));
       }
-      for (auto& [source, value] : k.constants) {
-        PyObject* v = value.get();
-        const bool is = v == Py_None || PyBool_Check(v) || classify(v) != Class::Constant;
-        guard(is && !PyTuple_Check(v) && !PyFrozenSet_Check(v) ? GK::Is : GK::Equals, source, v);
-      }
+      for (auto& [source, value] : k.constants) guard_constant(source, value.get());
       // C code that is given a container looks at what is in it: at lists within lists (==, sum), at sizes of tensors.
       // A dict's lists wait until somebody does: one that keeps a history is only appended to.
       for (const py::Ref& v : k.contents)
@@ -407,6 +412,11 @@ bool Machine::activate(Known& k) {
     case Known::Kind::Plain:
       switch (classify(o)) {
         case Class::Function:
+          if (k.alike) {
+            guard_alike(k);
+            break;
+          }
+          [[fallthrough]];
         case Class::Module:
           guard(GK::Is, k.source, o);
           break;
@@ -416,6 +426,39 @@ bool Machine::activate(Known& k) {
       }
   }
   return true;
+}
+
+void Machine::guard_alike(const Known& k) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(k.real.get());
+  const auto part = [&](const char* name) {
+    return child(SK::Attr, k.source, py::Ref::steal(PyUnicode_InternFromString(name)).get());
+  };
+  guard(GK::Type, k.source, reinterpret_cast<PyObject*>(&PyFunction_Type), py311::type_version(&PyFunction_Type));
+  guard(GK::Is, part("__code__"), f->func_code);
+  guard(GK::Is, part("__globals__"), f->func_globals);
+  // Which arguments may be left out, and what they are then: objects are looked at where they are used.
+  const SourcePtr defaults = child(SK::Attr, k.source, names().defaults),
+                  kwdefaults = child(SK::Attr, k.source, names().kwdefaults);
+  if (!f->func_defaults) guard(GK::Is, defaults, Py_None);
+  if (!f->func_kwdefaults) guard(GK::Is, kwdefaults, Py_None);
+  if (f->func_defaults) {
+    guard(GK::Length, defaults, nullptr, static_cast<uint64_t>(PyTuple_GET_SIZE(f->func_defaults)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(f->func_defaults); ++i)
+      if (PyObject* v = PyTuple_GET_ITEM(f->func_defaults, i); is_constant(v))
+        guard_constant(child(SK::ListItem, defaults, nullptr, i), v);
+  }
+  if (f->func_kwdefaults) {
+    guard(GK::Keys, kwdefaults, py::Ref::steal(PySequence_Tuple(f->func_kwdefaults)).get());
+    Py_ssize_t at = 0;
+    PyObject *name, *v;
+    while (PyDict_Next(f->func_kwdefaults, &at, &name, &v))
+      if (is_constant(v)) guard_constant(child(SK::DictItem, kwdefaults, name), v);
+  }
+}
+
+void Machine::guard_constant(const SourcePtr& source, PyObject* v) {
+  const bool is = v == Py_None || PyBool_Check(v) || classify(v) != Class::Constant;
+  guard(is && !PyTuple_Check(v) && !PyFrozenSet_Check(v) ? GK::Is : GK::Equals, source, v);
 }
 
 // --- stand-ins -------------------------------------------------------------------------------------------------------

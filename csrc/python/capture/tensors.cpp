@@ -112,7 +112,7 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
       graph_break("autograd", "a write of .grad, in a graph for a backend that takes fx graphs");
       return false;
     }
-    const graph::Value v = trace.value_of(x);
+    const graph::Value v = has_new_data(o) ? graph::Value() : trace.value_of(x);
     if (!v) {
       graph_break("autograd", "a write of .grad of an unknown tensor");
       return false;
@@ -124,14 +124,13 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
     return true;
   }
   if (PyUnicode_Compare(name, names().requires_grad) == 0) {
-    const at::Tensor x = THPVariable_Unpack(o);
     const int wanted = value ? PyObject_IsTrue(value) : -1;
-    if (wanted >= 0 && x.requires_grad() == static_cast<bool>(wanted)) return true;
-    if (wanted == 1 && make_leaf(x)) return true;
-    graph_break("autograd", "a write of .requires_grad");
+    if (wanted >= 0 && set_requires_grad(o, wanted == 1)) return true;
+    if (!break_pending()) graph_break("autograd", "a write of .requires_grad");
     return false;
   }
-  if (PyUnicode_Compare(name, names().data) == 0 && value && is_same_data(o, value)) return true;
+  if (PyUnicode_Compare(name, names().data) == 0 && value && (is_same_data(o, value) || replace_data(o, value)))
+    return true;
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
   if (descr && Py_TYPE(descr)->tp_descr_set && Py_TYPE(descr) == &PyGetSetDescr_Type) {
     graph_break("write-to-c-attribute", std::string("writing a tensor's attribute ") + PyUnicode_AsUTF8(name));
@@ -149,14 +148,55 @@ bool Machine::is_same_data(PyObject* tensor, PyObject* value) const {
   return v && v == trace.find(THPVariable_Unpack(tensor));
 }
 
-bool Machine::make_leaf(const at::Tensor& t) {
-  py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
-  // What existed before would keep it after the call.
-  if (options.for_fx || !o || find(o.get()) || !trace.find(t) || !(t.is_floating_point() || t.is_complex()))
+bool Machine::replace_data(PyObject* o, PyObject* value) {
+  const Known* k = find(o);
+  if (options.for_fx || !k || k->kind != Known::Kind::Tensor || !py::is_tensor(value) || !observe(o)) return false;
+  const at::Tensor t = THPVariable_Unpack(o), real = THPVariable_Unpack(k->real.get()), now = THPVariable_Unpack(value);
+  // Of one that needs a gradient, autograd would go on from this value.
+  if (t.requires_grad() || !t.is_leaf() || real.is_view() || !aten::is_fake(now) || !trace.value_of(t) ||
+      !trace.value_of(now))
     return false;
+  if (t.sizes() != now.sizes() || t.strides() != now.strides() || t.scalar_type() != now.scalar_type() ||
+      t.device() != now.device() || may_be_saved(t))
+    return false;
+  const at::Tensor data = now.detach();
+  py::Ref made = py::Ref::steal(THPVariable_Wrap(data));
+  if (!made || !trace.find(data)) return false;
+  {
+    aten::RecordingPaused no_recording;
+    t.set_data(data);
+  }
+  trace.rebind(t, trace.find(data));
+  std::erase_if(data_written, [&](const auto& written) { return written.first == o; });
+  data_written.emplace_back(o, std::move(made));
+  return true;
+}
+
+bool Machine::has_new_data(PyObject* o) const {
+  return std::any_of(data_written.begin(), data_written.end(), [&](const auto& written) { return written.first == o; });
+}
+
+bool Machine::make_leaf(const at::Tensor& t) {
+  if (options.for_fx || !trace.find(t) || !(t.is_floating_point() || t.is_complex())) return false;
   trace.record(graph::Op("kiln::set_requires_grad"), {graph::Arg(trace.value_of(t)), graph::Arg(true)}, {});
   t.set_requires_grad(true);
   leaves_made.emplace_back(t, root_instruction);
+  return true;
+}
+
+bool Machine::set_requires_grad(PyObject* o, bool wanted) {
+  if (!observe(o)) return false;
+  const at::Tensor t = THPVariable_Unpack(o);
+  if (t.requires_grad() == wanted) return true;
+  const Known* k = find(o);
+  if (!k && wanted) return make_leaf(t);
+  if (!k || has_new_data(o) || k->kind != Known::Kind::Tensor || options.for_fx || !t.is_leaf()) return false;
+  const at::Tensor real = THPVariable_Unpack(k->real.get());
+  if (real.is_view() || !trace.value_of(t)) return false;
+  if (std::find(flags_written.begin(), flags_written.end(), o) == flags_written.end()) flags_written.push_back(o);
+  if (wanted && !real.requires_grad()) return make_leaf(t);
+  trace.record(graph::Op("kiln::set_requires_grad"), {graph::Arg(trace.value_of(t)), graph::Arg(wanted)}, {});
+  t.set_requires_grad(wanted);
   return true;
 }
 
@@ -172,11 +212,15 @@ int Machine::leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>
              return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
            });
   };
+  const auto is_known = [&](const at::Tensor& t) {
+    const py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
+    return o && index.contains(o.get());
+  };
   bool ignored = false;
   for (const at::Tensor& leaf : reached_leaves({result}, &ignored, &ignored))
     for (const auto& [made, instruction] : leaves_made)
       if (leaf.is_same(made) && !(leaf.is_same(result) && !leaf.grad().defined()) &&
-          (leaves(leaf) || leaves(leaf.grad())))
+          (is_known(leaf) || leaves(leaf) || leaves(leaf.grad())))
         return instruction;
   return -1;
 }
@@ -191,11 +235,20 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
     flag = args[PyCFunction_Check(callable) ? 0 : 1];
   if (py::is_tensor(self) && aten::is_wrapper(THPVariable_Unpack(self)))
     return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
-  if (py::is_tensor(self) && PyBool_Check(flag) &&
-      (THPVariable_Unpack(self).requires_grad() == (flag == Py_True) ||
-       (flag == Py_True && make_leaf(THPVariable_Unpack(self)))))
-    return Py_NewRef(self);
-  return graph_break("autograd", "requires_grad_() that changes something");
+  if (py::is_tensor(self) && PyBool_Check(flag) && set_requires_grad(self, flag == Py_True)) return Py_NewRef(self);
+  return break_pending() ? nullptr : graph_break("autograd", "requires_grad_() that changes something");
+}
+
+PyObject* Machine::call_retain_grad(PyObject* o) {
+  const at::Tensor t = py::is_tensor(o) ? THPVariable_Unpack(o) : at::Tensor();
+  if (!t.defined() || options.for_fx || aten::inside_transform() || aten::is_wrapper(t) || !t.requires_grad() ||
+      (!t.is_leaf() && (find(o) || !trace.find(t))))
+    return graph_break("autograd", "a call of retain_grad()");
+  if (t.is_leaf() || t.retains_grad()) Py_RETURN_NONE;
+  trace.record(graph::Op("kiln::retain_grad"), {graph::Arg(trace.find(t))}, {});
+  t.retain_grad();
+  retained.emplace_back(t, root_instruction);
+  Py_RETURN_NONE;
 }
 
 PyObject* Machine::legacy_tensor(const std::string& what, PyObject* dtype, PyObject* const* args, size_t n) {
@@ -366,6 +419,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     Paused paused_here(*this);
     aten::RecordingPaused no_recording;
     aten::FakeModeGuard fakes;
+    aten::ShapesOnly shapes;
     r = PyObject_Vectorcall(callable, args, nargsf, kwnames);
   }
   if (!r) {
@@ -378,6 +432,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     node_args.push_back(inputs.empty() ? graph::Arg() : inputs_arg);
     node_args.push_back(graph::Arg(true));
     trace.record(graph::Op("kiln::backward"), std::move(node_args), {});
+    for (const auto& [t, instruction] : retained) leaves.push_back(t);
     for (const at::Tensor& t : leaves) {
       if (!t.grad().defined() || trace.find(t.grad())) continue;
       trace.record(graph::Op("kiln::grad"), {graph::Arg(trace.value_of(t))}, {t.grad()}, "grad");

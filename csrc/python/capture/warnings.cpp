@@ -1,4 +1,4 @@
-// warnings.warn: an effect on leaving, where no filter makes an exception of the warning.
+// Warnings, of warnings.warn and of C code: effects on leaving, where no filter makes exceptions of them.
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/pch.h"
@@ -72,43 +72,71 @@ PyObject* Machine::written_filters(PyObject* module) {
 }
 
 PyObject* Machine::call_warn(PyObject* const* args, size_t n, PyObject* kwnames) {
+  Arguments given;
+  if (!parse(args, n, kwnames, &given)) return refuse_warning();
+  // The frame that the warning is about must be one of the captured ones: others may be others in the next call.
+  py311::Frame* at = ts->cframe->current_frame;
+  const bool count_all = given.level <= 0 || is_internal(at);
+  for (long level = given.level; --level > 0;) do {
+      if (at == root) return refuse_warning();
+      at = at->previous;
+    } while (!count_all && is_internal(at));
+  return warn_at(at, given.message, given.category);
+}
+
+PyObject* Machine::warn_at(py311::Frame* at, PyObject* message, PyObject* category) {
   static PyObject *const raises = helper("warning_raises"), *const action_of = helper("warning_action"),
                          *const warn = helper("warn_in"), *const partial = [] {
                            const py::Ref functools = py::Ref::steal(PyImport_ImportModule("functools"));
                            return PyObject_GetAttrString(functools.get(), "partial");
                          }();
   Paused paused_here(*this);  // the helpers are no part of the program
-  const auto refuse = [this] { return graph_break("call-that-breaks", "a call of warnings.warn"); };
-  Arguments given;
-  if (!parse(args, n, kwnames, &given)) return refuse();
-  // The frame that the warning is about must be one of the captured ones: others may be others in the next call.
-  py311::Frame* at = ts->cframe->current_frame;
-  const bool count_all = given.level <= 0 || is_internal(at);
-  for (long level = given.level; --level > 0;) do {
-      if (at == root) return refuse();
-      at = at->previous;
-    } while (!count_all && is_internal(at));
   PyObject* const name = PyDict_GetItemString(at->f_globals, "__name__");
-  if (!name || !PyUnicode_CheckExact(name) || at->f_globals == PyModule_GetDict(polyfills())) return refuse();
+  if (!name || !PyUnicode_CheckExact(name) || at->f_globals == PyModule_GetDict(polyfills())) return refuse_warning();
   const py::Ref line = py::Ref::steal(PyLong_FromLong(place_of(at)->line));
   static PyObject* const module = PyImport_ImportModule("warnings");
   PyObject* const filters = written_filters(module);
   PyErr_Clear();
   if (filters) {  // inside catch_warnings()
     const py::Ref action = PyList_Check(filters)
-                               ? py::Ref::steal(PyObject_CallFunctionObjArgs(action_of, filters, given.category,
-                                                                             given.message, name, line.get(), nullptr))
+                               ? py::Ref::steal(PyObject_CallFunctionObjArgs(action_of, filters, category, message,
+                                                                             name, line.get(), nullptr))
                                : py::Ref();
     PyErr_Clear();
-    if (!action || PyUnicode_CompareWithASCIIString(action.get(), "ignore") != 0) return refuse();
+    if (!action || PyUnicode_CompareWithASCIIString(action.get(), "ignore") != 0) return refuse_warning();
     Py_RETURN_NONE;
   }
-  PyObject* const about[] = {given.category, given.message, name, line.get()};
+  PyObject* const about[] = {category, message, name, line.get()};
   const Setting* s = find_setting(raises, about, 4);
-  if (!s || s->before.get() != Py_False) return refuse();
+  if (!s || s->before.get() != Py_False) return refuse_warning();
   py::Ref call = py::Ref::steal(PyObject_CallFunctionObjArgs(partial, warn, at->f_globals, nullptr));
   if (!call) return nullptr;
-  return defer(std::move(call), {given.message, given.category, at->f_code->co_filename, line.get()}, /*made=*/true);
+  return defer(std::move(call), {message, category, at->f_code->co_filename, line.get()}, /*made=*/true);
+}
+
+PyObject* Machine::refuse_warning() { return graph_break("call-that-breaks", "a call of warnings.warn"); }
+
+PyObject* Machine::defer_shown_warning(PyObject* shown) {
+  py311::Frame* const at = ts->cframe->current_frame;
+  py::Ref text, category;
+  {
+    Paused paused_here(*this);
+    const py::Ref message = py::Ref::steal(PyObject_GetAttrString(shown, "message"));
+    text = py::Ref::steal(message ? PyObject_Str(message.get()) : nullptr);
+    category = py::Ref::steal(text ? PyObject_GetAttrString(shown, "category") : nullptr);
+    if (!category) return nullptr;
+    // It is noted as shown, which it is not yet.
+    PyObject* registry = PyDict_GetItemString(at->f_globals, "__warningregistry__");
+    const int line = place_of(at)->line;
+    for (PyObject* k : {Py_BuildValue("(OOi)", text.get(), category.get(), line),
+                        Py_BuildValue("(OO)", text.get(), category.get())}) {
+      const py::Ref key = py::Ref::steal(k);
+      if (registry && PyDict_Check(registry) && key && PyDict_Contains(registry, key.get()) == 1)
+        PyDict_DelItem(registry, key.get());
+    }
+    PyErr_Clear();
+  }
+  return warn_at(at, text.get(), category.get());
 }
 
 }  // namespace kiln::capture

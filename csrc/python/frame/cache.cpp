@@ -39,6 +39,7 @@ void CodeCache::clear() {
   eager = false;
   compiles = 0;
   changing_numbers.clear();
+  changing_functions.clear();
   constant_numbers.clear();
   breaking_items.clear();
   late_sizes = {};

@@ -61,6 +61,8 @@ struct CodeCache {
   /// Sources of floats and ints that had another value in a later call, and those of them whose values the program
   /// needs.
   std::unordered_set<std::string> changing_numbers, constant_numbers;
+  /// Sources of functions that were others, of the same code, in a later call.
+  std::unordered_set<std::string> changing_functions;
   /// Calls of item() whose value the program needs.
   std::unordered_set<std::string> breaking_items;
   struct Owner {

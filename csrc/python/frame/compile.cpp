@@ -245,6 +245,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
     if (!config.backend) options.changing_numbers = &cache.changing_numbers;
+    if (pass_enabled("capture.changing_functions")) options.changing_functions = &cache.changing_functions;
     options.floats_change = pass_enabled("capture.changing_floats");
     options.ints_change = pass_enabled("capture.changing_ints");
     options.constant_numbers = cache.constant_numbers;
@@ -341,6 +342,20 @@ std::string place_of(PyCodeObject* code) {
   return name_of(code) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
 }
 
+/// A compile makes many objects that live on: of a program of thousands of operations, a tenth of the time would go
+/// into looking for cycles among them.
+class NoGarbageCollection {
+ public:
+  NoGarbageCollection() : was_on_(PyGC_Disable() == 1) {}
+  ~NoGarbageCollection() {
+    if (was_on_) PyGC_Enable();
+  }
+  NoGarbageCollection(const NoGarbageCollection&) = delete;
+
+ private:
+  const bool was_on_;
+};
+
 EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target, bool late_sizes) {
   const ConfigPtr& config = target.config;
   CodeCache& cache = *target.cache;
@@ -350,6 +365,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   const std::string place = place_of(code);
   // Nothing that runs for the compile itself is to be compiled.
   Scoped<ConfigPtr> quiet(mode().config, nullptr);
+  const NoGarbageCollection no_collection;
   // A profiler would record operators that run on stand-ins, whose memory it cannot ask for.
   const at::DisableRecordFunctionGuard not_profiled;
   OptionScope scope(*config);
@@ -362,8 +378,8 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
   if (!cache.entries.empty())
-    for (const auto& source : cache.entries.front()->tree.changed_numbers(call_of(code, frame)))
-      cache.changing_numbers.insert(source->text());
+    for (const auto& [source, function] : cache.entries.front()->tree.changes(call_of(code, frame)))
+      (function ? cache.changing_functions : cache.changing_numbers).insert(source->text());
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles - cache.late_sizes.made() >= kOwners * limit;
   if (!late_sizes && (all || owner.compiles >= limit)) {

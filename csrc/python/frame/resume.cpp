@@ -415,13 +415,17 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
   const std::vector<std::vector<bool>> live = bytecode::live_slots(*original_body, original_slots);
   int largest_call = 0;
   const auto leave_to = [&](int index, bool jump) {
+    StackShape after = stack_after(breaking, stack, jump);
+    if (opcode_at(index) == POP_TOP && !after.empty() && !after.back()) {  // what nobody looks at needs no guard
+      b.body.instructions.push_back(root.instructions[index++]);
+      after.pop_back();
+    }
     if (returns_at_once(root, index)) {
       for (;; ++index) {
         b.body.instructions.push_back(root.instructions[index]);
         if (opcode_at(index) == RETURN_VALUE) return;
       }
     }
-    const StackShape after = stack_after(breaking, stack, jump);
     const int to = original_index(index);
     std::vector<bool> passed(static_cast<size_t>(original_slots), false);
     for (int i = 0; i < original_slots; ++i) {

@@ -460,12 +460,15 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   return true;
 }
 
-std::vector<SourcePtr> GuardTree::changed_numbers(const Call& call) {
+std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
   Owned owned;
-  std::vector<SourcePtr> changed;
+  std::vector<Change> changed;
   const auto differ = [](PyObject* a, PyObject* b) {
     if (PyLong_CheckExact(a) && PyLong_CheckExact(b)) return PyObject_RichCompareBool(a, b, Py_NE) == 1;
     return PyFloat_CheckExact(a) && PyFloat_CheckExact(b) && PyFloat_AS_DOUBLE(a) != PyFloat_AS_DOUBLE(b);
+  };
+  const auto alike = [](PyObject* a, PyObject* b) {
+    return a != b && PyFunction_Check(a) && PyFunction_Check(b) && PyFunction_GET_CODE(a) == PyFunction_GET_CODE(b);
   };
   for (int id : order_) {
     const Node& n = nodes_[id];
@@ -476,11 +479,13 @@ std::vector<SourcePtr> GuardTree::changed_numbers(const Call& call) {
     for (int g : n.checks) {
       if (!value || holds(g, value, nullptr)) continue;
       PyObject* expected = guards_[g].kind == Guard::Kind::Equals ? guards_[g].object.get() : nullptr;
-      if (expected && differ(expected, value)) changed.push_back(n.source);
+      if (expected && differ(expected, value)) changed.push_back({n.source, false});
       if (expected && PyTuple_CheckExact(expected) && PyTuple_CheckExact(value) && Py_SIZE(expected) == Py_SIZE(value))
         for (Py_ssize_t i = 0; i < Py_SIZE(value); ++i)
           if (differ(PyTuple_GET_ITEM(expected, i), PyTuple_GET_ITEM(value, i)))
-            changed.push_back(list_item(n.source, i));
+            changed.push_back({list_item(n.source, i), false});
+      if (guards_[g].kind == Guard::Kind::Is && alike(guards_[g].object.get(), value))
+        changed.push_back({n.source, true});
       value = nullptr;  // nothing further may be read through it
     }
     values_[id] = value;

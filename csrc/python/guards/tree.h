@@ -55,8 +55,13 @@ class GuardTree {
   /// If `call` differs from what was captured in the sizes and strides of tensors and in ints alone: a number that
   /// tells such calls apart.
   std::optional<uint64_t> sizes_key(const Call& call);
-  /// Sources of floats and ints that are guarded by value and have another value in `call`, as far as it can be read.
-  std::vector<SourcePtr> changed_numbers(const Call& call);
+  struct Change {
+    SourcePtr source;
+    bool function;
+  };
+  /// Floats and ints that are guarded by value and have another value in `call`, and functions that are guarded by
+  /// identity and are others of the same code, as far as they can be read.
+  std::vector<Change> changes(const Call& call);
   const std::vector<Guard>& guards() const { return guards_; }
   size_t num_wanted() const { return wanted_.size(); }
   /// How often the slow program ran and how many steps the fast one has; for tests.
