@@ -818,3 +818,25 @@ def test_a_function_of_a_library_that_is_replaced(monkeypatch, module, name, f):
         patched.setattr(module, name, lambda x, *rest: x * 3)
         assert_same(compiled(X), f(X))
     assert_same(compiled(X), before)
+
+
+def test_an_argument_that_a_class_holds_too():
+    class Shared:
+        settings = types.SimpleNamespace(k=2)
+
+    def f(x, a):
+        return x * a.k + Shared.settings.k
+
+    compiled = kiln.compile(f)
+    for given in (Shared.settings, types.SimpleNamespace(k=5), Shared.settings):
+        assert_same(f(X, given), compiled(X, given))
+
+
+def test_a_function_that_is_handed_on_unlooked_at():
+    def f(x, a, b):
+        print(end="")  # a graph break: both are arguments of what comes behind it
+        return b(x), a
+
+    compiled = kiln.compile(f)
+    for a, b in ((doubled, doubled), (tripled, doubled), (doubled, tripled)):
+        assert_same(f(X, a, b), compiled(X, a, b))

@@ -226,7 +226,7 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
   // A factory's requires_grad=True is set above the dispatcher.
   if (kwnames && py::is_tensor(r)) {
     const at::Tensor t = THPVariable_Unpack(r);
-    if (t.requires_grad() && t.is_leaf() && !t.is_view()) make_leaf(t);
+    if (t.requires_grad() && t.is_leaf() && !t.is_view() && !find(r)) make_leaf(t);
   }
   if (!record_torch_level(target, args, n, kwnames, r)) Py_CLEAR(r);
   return r;

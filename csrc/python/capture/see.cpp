@@ -315,11 +315,17 @@ void Machine::remember_bound(PyObject* o, const SourcePtr& source) {
 PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   const Class c = classify(o);
   if (Known* k = find(o)) {
-    if (k->source == source || source->kind == SK::Const) return k->stand_in.new_ref();
-    if (k->source->kind == SK::Const || ((c == Class::Function || c == Class::Module) && !k->alike))
+    // One object on two paths, which may lead to two next time. What it is on a path of constants, it is for good.
+    const bool first = k->source->kind == SK::Const, second = source->kind == SK::Const;  // of constants
+    if (k->source == source || (first && second)) return k->stand_in.new_ref();
+    if (first || second) {
+      guard(GK::Is, first ? source : k->source, k->real.get());
+    } else if ((c == Class::Function || c == Class::Module) && !k->alike) {
       guard(GK::Is, source, k->real.get());
-    else
+      if (!activate(*k)) return nullptr;
+    } else {
       guard(GK::SameObject, source, nullptr, 0, k->source);
+    }
     return k->stand_in.new_ref();
   }
   if (is_container(c)) return make_shadow(o, c, source);
