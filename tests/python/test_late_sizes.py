@@ -147,3 +147,23 @@ def test_training_of_sequences_of_many_lengths():
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
     for p, q in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
+
+
+def test_sizes_that_come_after_other_changes():
+    """While calls differ in more than sizes, fewer and fewer of them are looked at; sizes are still found afterwards."""
+    settings = []
+
+    def f(x):
+        return heavy(x) * len(settings)
+
+    compiled = kiln.compile(f)
+    with pytest.warns(UserWarning, match="recompile limit"):
+        for n in range(LIMIT + 1):
+            settings.append(n)
+            compiled(torch.ones(3, 4))
+    for n in range(40):
+        settings.append(n)
+        x = torch.ones(3, 4) * 0.1
+        assert_same(compiled(x), f(x))
+    del settings[LIMIT:]
+    call_until(compiled, torch.randn(300, 200), LIMIT + 1)

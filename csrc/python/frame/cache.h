@@ -68,6 +68,8 @@ struct CodeCache {
   struct Owner {
     int64_t compiles = 0;  // without late ones
     bool eager = false;    // has reached the limit
+    /// Calls in eager that are not looked at, since those before did not differ in sizes alone; how many the last time.
+    uint32_t quiet = 0, last_quiet = 0;
   };
   std::unordered_map<const void*, Owner> owners;
   LateSizes late_sizes;

@@ -162,12 +162,23 @@ std::vector<py::Ref> run_region(Entry& entry, PyObject* const* values, guards::O
 std::optional<uint64_t> other_sizes(const Target& target, const guards::Call& call) {
   CodeCache& cache = *target.cache;
   if (cache.eager || mode().run_only || options().size_limit <= 0) return std::nullopt;
+  CodeCache::Owner& owner = cache.owners[target.owner];
+  if (owner.quiet > 0 && !mode().sizes_vary) {
+    --owner.quiet;
+    return std::nullopt;
+  }
   std::vector<Entry*> own;
   for (const EntryPtr& e : cache.entries)
     if (e->owner == target.owner && e->globals.get() == call.globals) own.push_back(e.get());
   std::sort(own.begin(), own.end(), [](const Entry* a, const Entry* b) { return a->id < b->id; });
   for (Entry* e : own)
-    if (const std::optional<uint64_t> key = e->tree.sizes_key(call)) return key;
+    if (const std::optional<uint64_t> key = e->tree.sizes_key(call)) {
+      owner.last_quiet = 0;
+      return key;
+    }
+  // A look at all guards of all entries costs more than many a call.
+  constexpr uint32_t kLongestQuiet = 1023;
+  owner.quiet = owner.last_quiet = std::min(2 * owner.last_quiet + 1, kLongestQuiet);
   return std::nullopt;
 }
 
