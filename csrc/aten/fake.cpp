@@ -93,12 +93,16 @@ void push_results(const OpInfo& op, std::vector<at::Tensor> tensors, torch::jit:
   }
 }
 
+void push_fakes(const OpInfo& op, const std::vector<graph::TensorMeta>& metas, torch::jit::Stack& stack) {
+  std::vector<at::Tensor> tensors;
+  for (const graph::TensorMeta& m : metas) tensors.push_back(m.defined ? make_fake(m) : at::Tensor());
+  push_results(op, std::move(tensors), stack);
+}
+
 /// Results of an op that makes fresh tensors. `args` are the call's arguments, fakes included.
 void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {
   if (auto metas = infer(op, args)) {
-    std::vector<at::Tensor> tensors;
-    for (const graph::TensorMeta& m : *metas) tensors.push_back(m.defined ? make_fake(m) : at::Tensor());
-    push_results(op, std::move(tensors), stack);
+    push_fakes(op, *metas, stack);
     return;
   }
   const c10::Device device = result_device(op, args);
@@ -120,9 +124,7 @@ void fresh_results(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit
     } catch (const c10::NotImplementedError&) {
       if (auto metas = results_in_eager(op, args)) {
         stack.resize(first);
-        std::vector<at::Tensor> tensors;
-        for (const graph::TensorMeta& m : *metas) tensors.push_back(m.defined ? make_fake(m) : at::Tensor());
-        push_results(op, std::move(tensors), stack);
+        push_fakes(op, *metas, stack);
         return;
       }
       throw Unsupported(op.op.name() + " has neither a shape rule nor a Meta kernel");

@@ -125,10 +125,15 @@ def unfrozen_for_a_result(a, b):
     return lambda x: a.requires_grad_(True)(x).sum()
 
 
-def run(make, compile):
+def compiled_step(make, compile):
+    """A step over two networks, and their parameters."""
     torch.manual_seed(0)
     a, b = nn.Linear(3, 3), nn.Linear(3, 3)
-    step = compile(make(a, b))
+    return compile(make(a, b)), [*a.parameters(), *b.parameters()]
+
+
+def run(make, compile):
+    step, parameters = compiled_step(make, compile)
     seen = []
     for n in range(3):
         x = X + n
@@ -136,7 +141,7 @@ def run(make, compile):
         for y in results if isinstance(results, tuple) else (results,):
             if isinstance(y, torch.Tensor) and y.requires_grad:
                 y.sum().backward(retain_graph=True)
-        tensors = [x, *a.parameters(), *b.parameters()]
+        tensors = [x, *parameters]
         seen.append((results, [(t.requires_grad, t.detach().clone(), t.grad) for t in tensors]))
     return seen
 
@@ -194,9 +199,7 @@ def kept_without_gradients(a, b):
 
 
 def run_and_read(make, compile):
-    torch.manual_seed(0)
-    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
-    step = compile(make(a, b))
+    step, parameters = compiled_step(make, compile)
     seen = []
     for n in range(3):
         results = step(X + n)
@@ -204,7 +207,7 @@ def run_and_read(make, compile):
             h, y = results
             y.backward()
             results = h.grad, h.retains_grad, y
-        seen.append((results, [p.grad for p in (*a.parameters(), *b.parameters())]))
+        seen.append((results, [p.grad for p in parameters]))
     return seen
 
 

@@ -382,7 +382,7 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (py::Ref number = py::Ref::steal(item_number(args[0])); number || PyErr_Occurred())
       return number && PyBool_Check(number.get()) ? PyNumber_Long(number.get()) : number.release();
   if (converts && t == &PyBool_Type)
-    if (const auto known = known_truth(THPVariable_Unpack(args[0]))) return PyBool_FromLong(*known);
+    if (const auto known = decide_truth(THPVariable_Unpack(args[0]))) return PyBool_FromLong(*known);
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
     // Containers keep what they are given; type() and super() ask for no value.

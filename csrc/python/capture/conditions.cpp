@@ -256,20 +256,13 @@ std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
 }
 
 std::optional<at::Scalar> Machine::known_value(const at::Tensor& t) {
-  if (const auto known = constant_value(t)) return known;
-  if (t.numel() != 1) return std::nullopt;
   if (t.scalar_type() == at::kBool) {
-    const std::optional<bool> truth = t.dim() == 0 ? decide(t) : std::nullopt;
+    const std::optional<bool> truth = decide_truth(t);
     return truth ? std::optional<at::Scalar>(*truth) : std::nullopt;
   }
-  const at::Tensor now = decide_numbers(t);
+  if (const auto known = constant_value(t)) return known;
+  const at::Tensor now = t.numel() == 1 ? decide_numbers(t) : at::Tensor();
   return now.defined() ? std::optional<at::Scalar>(now.item()) : std::nullopt;
-}
-
-std::optional<bool> Machine::known_truth(const at::Tensor& t) {
-  // Scalar::equal(0) is no question to ask of a bool: it never equals a number.
-  if (const auto known = constant_value(t)) return known->isBoolean() ? known->toBool() : !known->equal(0);
-  return decide_truth(t);
 }
 
 std::optional<bool> Machine::decide_truth(const at::Tensor& t) {

@@ -778,9 +778,7 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
       return;
     }
   for (const auto& [t, instruction] : retained)
-    if (std::any_of(leaver.tensors.begin(), leaver.tensors.end(), [&](const at::Tensor& seen) {
-          return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
-        })) {
+    if (has_or_views(leaver.tensors, t)) {
       graph_break("autograd", "a result of which retain_grad() was called");
       root_instruction = instruction;
       return;

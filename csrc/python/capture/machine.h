@@ -48,6 +48,8 @@ enum class Class : uint8_t {
 };
 /// Appends the tensors of a tuple or list, undefined ones for None; false if it holds anything else, or is neither.
 bool tensors_of(PyObject* o, std::vector<at::Tensor>* out);
+/// Whether one of `tensors` is `t` or, as autograd has it, a view of it.
+bool has_or_views(const std::vector<at::Tensor>& tensors, const at::Tensor& t);
 inline bool is_container(Class c) { return c >= Class::Tuple && c <= Class::Deque; }
 
 /// An object that existed before the call, or its stand-in.
@@ -124,6 +126,7 @@ class Machine {
     return it == index.end() || knowns[it->second].active || activate(knowns[it->second]);
   }
   bool activate(Known& k);
+  /// The guard of what is_constant(): by value, or by identity of what is compared so.
   void guard_constant(const SourcePtr& source, PyObject* constant);
   /// The guards of a function that may be another in each call (CaptureOptions::changing_functions).
   void guard_alike(const Known& k);
@@ -339,10 +342,8 @@ class Machine {
   bool add_eager_condition(const at::Tensor& condition, bool truth = true);
   /// The truth of such a tensor for this call, which becomes a guard. None if it depends on more.
   std::optional<bool> decide(const at::Tensor& condition);
-  /// The same of any tensor of one integer or bool.
+  /// The same of any tensor of one integer or bool, and of what hangs on constants alone.
   std::optional<bool> decide_truth(const at::Tensor& t);
-  /// The same, or the truth of a constant.
-  std::optional<bool> known_truth(const at::Tensor& t);
   /// What the elements of `t`, integers or bools, are in this call, which becomes a guard. Undefined if they depend on
   /// more, or if data shall decide nothing more (CaptureOptions::data_branches).
   at::Tensor decide_numbers(const at::Tensor& t);

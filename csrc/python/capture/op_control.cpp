@@ -9,7 +9,7 @@ int truth(Exec& e, PyObject* o) {
   if (o == Py_True) return 1;
   if (o == Py_False || o == Py_None) return 0;
   if (py::is_tensor(o)) {
-    if (const auto known = e.m.known_truth(THPVariable_Unpack(o))) return *known;
+    if (const auto known = e.m.decide_truth(THPVariable_Unpack(o))) return *known;
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }

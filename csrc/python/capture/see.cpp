@@ -278,17 +278,17 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
   switch (c) {
     case Class::Constant:
       if (is_changing(o, source)) return number_for(o, source);
-      guard(o == Py_None || PyBool_Check(o) ? GK::Is : GK::Equals, source, o);
+      guard_constant(source, o);
       return Py_NewRef(o);
     case Class::Singleton:
     case Class::Type:
-      guard(GK::Is, source, o);
+      guard_constant(source, o);
       remember_bound(o, source);
       return Py_NewRef(o);
     case Class::Tuple:
     case Class::FrozenSet:
       if (is_constant(o) && !is_changing(o, source)) {
-        guard(GK::Equals, source, o);
+        guard_constant(source, o);
         return Py_NewRef(o);
       }
       break;
@@ -463,8 +463,8 @@ void Machine::guard_alike(const Known& k) {
 }
 
 void Machine::guard_constant(const SourcePtr& source, PyObject* v) {
-  const bool is = v == Py_None || PyBool_Check(v) || classify(v) != Class::Constant;
-  guard(is && !PyTuple_Check(v) && !PyFrozenSet_Check(v) ? GK::Is : GK::Equals, source, v);
+  const Class c = classify(v);
+  guard(c == Class::Constant || c == Class::Tuple || c == Class::FrozenSet ? GK::Equals : GK::Is, source, v);
 }
 
 // --- stand-ins -------------------------------------------------------------------------------------------------------

@@ -60,6 +60,12 @@ bool tensors_of(PyObject* o, std::vector<at::Tensor>* out) {
   return true;
 }
 
+bool has_or_views(const std::vector<at::Tensor>& tensors, const at::Tensor& t) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& seen) {
+    return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
+  });
+}
+
 graph::Arg Machine::values_of(const std::vector<at::Tensor>& tensors) {
   graph::Arg::List list;
   for (const at::Tensor& t : tensors) list.push_back(t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg());
@@ -207,11 +213,6 @@ int Machine::leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>
   } catch (const c10::Error&) {
     return -1;  // a view made without gradients of what was written since: autograd refuses it
   }
-  const auto leaves = [&](const at::Tensor& t) {
-    return t.defined() && std::any_of(leaving.begin(), leaving.end(), [&](const at::Tensor& seen) {
-             return seen.is_same(t) || (seen.is_view() && seen._base().is_same(t));
-           });
-  };
   const auto is_known = [&](const at::Tensor& t) {
     const py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
     return o && index.contains(o.get());
@@ -220,7 +221,8 @@ int Machine::leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>
   for (const at::Tensor& leaf : reached_leaves({result}, &ignored, &ignored))
     for (const auto& [made, instruction] : leaves_made)
       if (leaf.is_same(made) && !(leaf.is_same(result) && !leaf.grad().defined()) &&
-          (is_known(leaf) || leaves(leaf) || leaves(leaf.grad())))
+          (is_known(leaf) || has_or_views(leaving, leaf) ||
+           (leaf.grad().defined() && has_or_views(leaving, leaf.grad()))))
         return instruction;
   return -1;
 }
