@@ -81,6 +81,25 @@ def test_what_differs_otherwise_stays_in_eager():
     assert len(compiled._entries) == LIMIT
 
 
+def test_calls_that_are_taken_to_differ_in_sizes():
+    """Not all guards are looked at in each. A call that differs otherwise, too, is no reason to compile."""
+
+    def f(x, more):
+        return heavy(x) + 1 if more else heavy(x)
+
+    compiled = kiln.compile(f)
+    with pytest.warns(UserWarning, match="recompile limit"):
+        for n in range(LIMIT + 10):
+            x = torch.randn(n + 2, 4)
+            assert_same(compiled(x, False), f(x, False))
+    x = torch.randn(300, 200)
+    expected = f(x, True)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        assert_same(compiled(x, True), expected)
+    assert len(compiled._entries) == LIMIT
+
+
 def test_off():
     compiled = filled(heavy)
     x = torch.randn(200, 200)

@@ -70,6 +70,11 @@ struct CodeCache {
     bool eager = false;    // has reached the limit
     /// Calls in eager that are not looked at, since those before did not differ in sizes alone; how many the last time.
     uint32_t quiet = 0, last_quiet = 0;
+    /// The nodes of the guards of the entry with this id where such a call differed in sizes alone, and how many more
+    /// calls are taken to do so; how many the last time.
+    int64_t sizes_of = -1;
+    std::vector<int> sizes_at;
+    uint32_t taken = 0, last_taken = 0;
   };
   std::unordered_map<const void*, Owner> owners;
   LateSizes late_sizes;

@@ -171,11 +171,26 @@ std::optional<uint64_t> other_sizes(const Target& target, const guards::Call& ca
   for (const EntryPtr& e : cache.entries)
     if (e->owner == target.owner && e->globals.get() == call.globals) own.push_back(e.get());
   std::sort(own.begin(), own.end(), [](const Entry* a, const Entry* b) { return a->id < b->id; });
-  for (Entry* e : own)
-    if (const std::optional<uint64_t> key = e->tree.sizes_key(call)) {
-      owner.last_quiet = 0;
+  // Taken wrongly, a call runs in eager, and its time counts for other sizes.
+  if (owner.taken > 0)
+    for (Entry* e : own) {
+      if (e->id != owner.sizes_of) continue;
+      const std::optional<uint64_t> key = e->tree.sizes_key_at(call, owner.sizes_at);
+      if (!key || cache.late_sizes.pays(*key)) continue;
+      --owner.taken;
       return key;
     }
+  constexpr uint32_t kLongestTaken = 63;
+  for (Entry* e : own) {
+    owner.sizes_at.clear();
+    if (const std::optional<uint64_t> key = e->tree.sizes_key(call, &owner.sizes_at)) {
+      owner.last_quiet = 0;
+      owner.taken = owner.last_taken = std::min(2 * owner.last_taken + 1, kLongestTaken);
+      owner.sizes_of = e->id;
+      return key;
+    }
+  }
+  owner.taken = owner.last_taken = 0;
   // A look at all guards of all entries costs more than many a call.
   constexpr uint32_t kLongestQuiet = 1023;
   owner.quiet = owner.last_quiet = std::min(2 * owner.last_quiet + 1, kLongestQuiet);

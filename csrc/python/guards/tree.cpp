@@ -493,7 +493,20 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
   return changed;
 }
 
-std::optional<uint64_t> GuardTree::sizes_key(const Call& call) {
+bool GuardTree::add_sizes(int id, PyObject* value, size_t* key, bool* differs) const {
+  for (int g : nodes_[id].checks) {
+    if (holds(g, value, nullptr)) continue;
+    const std::optional<uint64_t> other =
+        guards_[g].kind == Guard::Kind::Tensor ? other_sizes(value, facts_[g]) : other_int(value, guards_[g]);
+    if (!other) return false;
+    *differs = true;
+    hash_combine(*key, id);
+    hash_combine(*key, *other);
+  }
+  return true;
+}
+
+std::optional<uint64_t> GuardTree::sizes_key(const Call& call, std::vector<int>* where) {
   Owned owned;
   size_t key = 0;
   bool differs = false;
@@ -504,19 +517,32 @@ std::optional<uint64_t> GuardTree::sizes_key(const Call& call) {
     PyObject* value = fetch(n, n.parent >= 0 ? values_[n.parent] : nullptr,
                             n.key_node >= 0 ? values_[n.key_node] : nullptr, call, owned);
     values_[id] = value;
-    if (!value) return std::nullopt;
-    for (int g : n.checks) {
-      if (holds(g, value, nullptr)) continue;
-      const std::optional<uint64_t> other =
-          guards_[g].kind == Guard::Kind::Tensor ? other_sizes(value, facts_[g]) : other_int(value, guards_[g]);
-      if (!other) return std::nullopt;
-      differs = true;
-      hash_combine(key, id);
-      hash_combine(key, *other);
-    }
+    bool here = false;
+    if (!value || !add_sizes(id, value, &key, &here)) return std::nullopt;
+    differs |= here;
+    if (here && where) where->push_back(id);
   }
   for (int g : binary_)
     if (!holds(g, values_[ends_[g].first], values_[ends_[g].second])) return std::nullopt;
+  return differs ? std::optional<uint64_t>(key) : std::nullopt;
+}
+
+PyObject* GuardTree::read(int id, const Call& call, Owned& owned) const {
+  const Node& n = nodes_[id];
+  PyObject* base = n.parent >= 0 ? read(n.parent, call, owned) : nullptr;
+  PyObject* key = n.key_node >= 0 ? read(n.key_node, call, owned) : nullptr;
+  if ((n.parent >= 0 && !base) || (n.key_node >= 0 && !key)) return nullptr;
+  return fetch(n, base, key, call, owned);
+}
+
+std::optional<uint64_t> GuardTree::sizes_key_at(const Call& call, const std::vector<int>& where) {
+  Owned owned;
+  size_t key = 0;
+  bool differs = false;
+  for (int id : where) {
+    PyObject* value = read(id, call, owned);
+    if (!value || !add_sizes(id, value, &key, &differs)) return std::nullopt;
+  }
   return differs ? std::optional<uint64_t>(key) : std::nullopt;
 }
 

@@ -53,8 +53,11 @@ class GuardTree {
   /// The text of the first guard that fails for `call`, with what was found instead; "" if all hold.
   std::string failure(const Call& call);
   /// If `call` differs from what was captured in the sizes and strides of tensors and in ints alone: a number that
-  /// tells such calls apart.
-  std::optional<uint64_t> sizes_key(const Call& call);
+  /// tells such calls apart. `where`: gets the nodes at which it differs.
+  std::optional<uint64_t> sizes_key(const Call& call, std::vector<int>* where = nullptr);
+  /// The same for a call that is taken to differ at the nodes `where` alone, in nothing but sizes: the rest is not
+  /// looked at.
+  std::optional<uint64_t> sizes_key_at(const Call& call, const std::vector<int>& where);
   struct Change {
     SourcePtr source;
     bool function;
@@ -127,6 +130,10 @@ class GuardTree {
   int add_source(const SourcePtr& source);
   int add_node(Node node);
   PyObject* fetch(const Node& node, PyObject* base, PyObject* key, const Call& call, Owned& owned) const;
+  /// Adds to `key` how the sizes of `value`, read at node `id`, differ. False if it differs in more.
+  bool add_sizes(int id, PyObject* value, size_t* key, bool* differs) const;
+  /// The object at a node, by way of its parents.
+  PyObject* read(int id, const Call& call, Owned& owned) const;
   bool holds(int guard, PyObject* value, PyObject* other) const;
   bool same_function(int guard) const;
   bool all_distinct();
