@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -205,6 +206,14 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   if (info.kind == OpKind::InPlace) refuse(call);
   const bool grad_enabled = at::GradMode::is_enabled();
   restore_devices(given);
+  // Of a composite operator, the schema does not say whether it returns its argument (pad, reshape, contiguous).
+  const bool composite = recorded && info.kind == OpKind::Functional &&
+                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  std::unordered_set<const void*> memory;
+  for (size_t i = 0; composite && i < given.size(); ++i)
+    for_each_tensor(given[i], [&](const at::Tensor& t) {
+      if (t.defined() && t.has_storage()) memory.insert(t.storage().unsafeGetStorageImpl());
+    });
   bool in_parts = false;
   {
     InsideOperator inside;
@@ -282,6 +291,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   making_from_nothing = false;
   node->returns_list = list;
   node->grad_enabled = grad_enabled;
+  node->fresh = composite && std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
+                  return t.defined() && (!t.has_storage() || memory.contains(t.storage().unsafeGetStorageImpl()));
+                });
 }
 }  // namespace
 

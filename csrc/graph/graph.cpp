@@ -75,6 +75,7 @@ Node* Graph::add_copy(const Node& call, std::vector<Arg> args) {
   node->returns_list = call.returns_list;
   node->grad_enabled = call.grad_enabled;
   node->autocast = call.autocast;
+  node->fresh = call.fresh;
   node->backward = call.backward;
   node->checkpoint = call.checkpoint;
   node->recomputed = call.recomputed;

@@ -79,10 +79,11 @@ class Node {
   bool returns_list = false;
   bool grad_enabled = true;        // traced graphs: grad mode at the call
   DType autocast = DType::Opaque;  // traced graphs: what the CPU's autocast casts to at the call; Opaque: it is off
-  bool backward = false;           // joint graphs: made while the autograd engine ran
-  int checkpoint = 0;              // the checkpointed call that made it, counted from 1; 0: none
-  bool recomputed = false;         // joint graphs: computes again for the backward what a checkpointed call computed
-  bool frozen = false;             // placeholders: a module's state; what is made of it alone may be kept between calls
+  bool fresh = false;  // traced graphs: a composite operator that has returned none of its arguments, nor a view of one
+  bool backward = false;    // joint graphs: made while the autograd engine ran
+  int checkpoint = 0;       // the checkpointed call that made it, counted from 1; 0: none
+  bool recomputed = false;  // joint graphs: computes again for the backward what a checkpointed call computed
+  bool frozen = false;      // placeholders: a module's state; what is made of it alone may be kept between calls
   std::shared_ptr<const StackTrace> stack;
   std::string module_path;  // "layers.0.attn", from nn.Module calls; may be empty
 

@@ -40,8 +40,8 @@ struct Output {
   bool uncounted = false;
   /// A view that autograd refuses from now on: made without gradients, and its base was written since.
   bool refused = false;
-  /// How a view was made: autograd refuses writes to one of several results of an operator (unbind, split), and with
-  /// gradients to what was made without.
+  /// How a view was made: autograd refuses writes to one of several results of an operator (unbind, split), to what a
+  /// custom function made (also if it is none of the views above), and with gradients to what was made without.
   torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;
 };
 

@@ -325,7 +325,10 @@ size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
   auto function = c10::make_intrusive<CustomFunction>(
       graph_, *nodes[begin], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end), *nodes[end]);
   function->set_next_edges(torch::autograd::collect_next_edges(inputs));
-  for (at::Tensor& t : list(nodes[begin]->arg(1))) torch::autograd::set_history(t, function);
+  for (at::Tensor& t : list(nodes[begin]->arg(1))) {
+    torch::autograd::set_history(t, function);
+    aten::note_custom_view(t);
+  }
   function->save(env_);
   return end;
 }

@@ -253,6 +253,7 @@ bool Tracer::has_history(const at::Tensor& t, Output& out) {
   }
   const bool input = out.kind == Output::Kind::InputView;
   if (!has || !(input || out.kind == Output::Kind::View)) return has;
+  if (aten::is_custom_view(t)) throw Unsupported("a view that a custom autograd function made is returned");
   // The view will be made of its base, and has a history of that if it needs one.
   const auto at = static_cast<size_t>(out.index);
   const at::Tensor& base = input ? primals_[at] : forward_[at];

@@ -47,6 +47,17 @@ at::Tensor view_of(const at::Tensor& base, const Output& out) {
   return view;
 }
 
+constexpr auto kCustomView = torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION;
+
+/// `result` as the view of a tensor that nobody has, with its history: autograd lets nobody write to it.
+at::Tensor custom_view_of(const at::Tensor& result) {
+  const at::AutoGradMode mode(false);
+  const at::Tensor base = result.detach(), view = base.view_as(base);
+  torch::autograd::impl::set_gradient_edge(view, torch::autograd::impl::gradient_edge(result));
+  torch::autograd::impl::get_view_autograd_meta(view)->set_creation_meta(kCustomView);
+  return view;
+}
+
 class Function : public CompiledFunction {
  public:
   explicit Function(std::shared_ptr<CompiledParts> parts) : parts_(std::move(parts)) {
@@ -58,7 +69,8 @@ class Function : public CompiledFunction {
     plain_ = parts_->outputs.size() == parts_->num_forward && !any_freed_;
     for (size_t i = 0; i < parts_->outputs.size(); ++i) {
       const Output& o = parts_->outputs[i];
-      plain_ &= o.kind == Output::Kind::Forward && o.index == static_cast<int64_t>(i) && !o.leaf;
+      plain_ &=
+          o.kind == Output::Kind::Forward && o.index == static_cast<int64_t>(i) && !o.leaf && o.creation != kCustomView;
     }
   }
 
@@ -146,7 +158,8 @@ class Function : public CompiledFunction {
           out.emplace_back();
           break;
         case Output::Kind::Forward:
-          out.push_back(results[i]);
+          out.push_back(o.creation == kCustomView && results[i].requires_grad() ? custom_view_of(results[i])
+                                                                                : results[i]);
           if (o.leaf) out.back().set_requires_grad(true);
           break;
         case Output::Kind::Input:

@@ -187,13 +187,19 @@ def custom_function(cls, args, differentiated):
             cls.setup_context(context, args, result)
         else:
             result = cls.forward(context, *args)
-    outputs = result if isinstance(result, tuple) else (result,)
-    for output in outputs:
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    for i, output in enumerate(outputs):
         for a in args:
-            if output is a and a is not None:
-                _C._custom_function("refuse", "its forward returns an input")
-        if isinstance(output, torch.Tensor) and output.requires_grad:
-            _C._custom_function("refuse", "its forward returns a tensor with a history")
+            if not isinstance(a, torch.Tensor) or output is not a:
+                continue
+            for other in context._kiln_plain:
+                if other is a:
+                    _C._custom_function("refuse", "its forward returns an input that it marks as non-differentiable")
+            with torch.no_grad():
+                outputs[i] = output = a.view_as(a) if differentiated or not a.requires_grad else a.detach()
+            result = tuple(outputs) if isinstance(result, tuple) else output
+        if isinstance(output, torch.Tensor):
+            _C._custom_function("output", output)
     if context._kiln_refused:
         _C._custom_function("refuse", context._kiln_refused)
     if not differentiated:

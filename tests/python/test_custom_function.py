@@ -132,6 +132,28 @@ class View(Function):
         return g.view(3, 4) * 2
 
 
+class OwnView(Function):
+    """Gives a view of a tensor that nobody else sees."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x.t() * 2).t()[:, :4]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 7
+
+
+class Pair(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x, y
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a * 2, b * 3
+
+
 class Detached(Function):
     @staticmethod
     def forward(ctx, x):
@@ -251,16 +273,40 @@ def of_saved_variables(x, w):
     return OldName.apply(x @ w)
 
 
-ONE_GRAPH = [relu_after, unused_output, both_outputs, no_gradient_for_one, in_a_module, non_differentiable, under_autocast, random,
-             tensor_that_only_the_backward_reads, of_saved_variables]  # fmt: skip
+def reverses_gradients(x, w):
+    return torch.relu(Identity.apply(x * 2) @ w) + Identity.apply(w)[:3]
 
 
-def returns_its_input(x, w):
-    return Identity.apply(x) @ w
+def view_of_an_intermediate(x, w):
+    return View.apply(x @ w).exp()
+
+
+def view_of_an_input(x, w):
+    return View.apply(x).exp() * w.sum()
+
+
+def view_of_its_own(x, w):
+    return OwnView.apply(x @ w) * 2
+
+
+def view_whose_base_is_written(x, w):
+    y = x * 1
+    z = Identity.apply(y) * w[:3]
+    with torch.no_grad():
+        y += 1
+    return z + Identity.apply(y)
 
 
 def returns_a_view(x, w):
-    return View.apply(x * 2)
+    return View.apply(x @ w * 2)
+
+
+ONE_GRAPH = [returns_a_view, reverses_gradients, view_of_an_intermediate, view_of_an_input, view_of_its_own, relu_after, unused_output, both_outputs, no_gradient_for_one, in_a_module, non_differentiable, under_autocast, random,
+             tensor_that_only_the_backward_reads, of_saved_variables]  # fmt: skip
+
+
+def returns_an_input_itself(x, w):
+    return Identity.apply(x)
 
 
 def returns_memory_of_its_input(x, w):
@@ -274,6 +320,21 @@ def returns_memory_of_another_tensor(x, w):
 
 def returns_memory_twice(x, w):
     return Twice.apply(x @ w)[1]
+
+
+def returns_a_view_of_its_view(x, w):
+    return View.apply(x * 2)[2:5]
+
+
+def returns_two_inputs(x, w):
+    a, b = Pair.apply(x, w[:3])
+    return a.exp() * b
+
+
+def writes_to_a_view(x, w):
+    y = Identity.apply(x * 2)
+    y += 1
+    return y
 
 
 def changes_its_input(x, w):
@@ -316,9 +377,12 @@ def test_one_graph(program, how):
 @pytest.mark.parametrize(
     "program",
     [
-        returns_its_input,
-        returns_a_view,
+        returns_an_input_itself,
         returns_memory_of_its_input,
+        returns_a_view_of_its_view,
+        returns_two_inputs,
+        writes_to_a_view,
+        view_whose_base_is_written,
         returns_memory_of_another_tensor,
         returns_memory_twice,
         changes_its_input,
@@ -355,6 +419,15 @@ def test_in_a_whole_step(program):
         results.append(([f(x, w) for _ in range(3)], w.detach().clone(), w.grad, x.grad))
     if results:
         assert not difference(results[1], results[0], 1e-5, 1e-6)
+
+
+def test_a_view_that_is_returned_cannot_be_written():
+    w = torch.randn(4, 4, requires_grad=True)
+    for f in (returns_a_view, kiln.compile(returns_a_view, fullgraph=True)):
+        y = f(torch.randn(3, 4), w)
+        assert y.grad_fn is not None
+        with pytest.raises(RuntimeError, match="custom Function"):
+            y += 1
 
 
 def test_effects_of_the_backward_happen_when_it_runs():

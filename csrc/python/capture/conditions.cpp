@@ -69,7 +69,7 @@ bool makes_mask(const Node& n, const aten::OpInfo& op) {
 Node* base_of(Value v) {
   for (;;) {
     Node* n = v.node;
-    if (n->kind == NodeKind::Placeholder || n->op == constant_op()) return n;
+    if (n->kind == NodeKind::Placeholder || n->op == constant_op() || n->fresh) return n;
     const aten::OpInfo* op = aten::find_op(n->op);
     if (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op)) return n;
     Value first;

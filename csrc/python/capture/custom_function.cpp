@@ -68,6 +68,13 @@ PyObject* Machine::call_custom_function(py311::Frame* frame, bool* handled) {
 
 PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
   const std::string step = n > 0 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8(args[0]) : "";
+  if (step == "output" && n == 2 && py::is_tensor(args[1])) {
+    const at::Tensor& t = THPVariable_Unpack(args[1]);
+    // A view made under no_grad says that it requires grad as its base does.
+    if (t.requires_grad() && !(t.is_view() && t.is_leaf()))
+      return graph_break("custom-function", "its forward returns a tensor with a history");
+    Py_RETURN_NONE;
+  }
   if (step == "begin" && n == 3) return begin_custom_function(args[1], args[2]);
   if (step == "end" && n == 2) return end_custom_function(args[1]);
   return graph_break("custom-function",
@@ -79,9 +86,10 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
   if (!tensors_of(inputs, &in) || !tensors_of(outputs, &out)) return graph_break("custom-function", "not tensors");
   for (const at::Tensor& t : out) {
     const graph::Value v = trace.find(t);
-    // What shares memory with another tensor is given back as a view of that one, which has another history.
-    const bool shared = t.is_view() || t.storage().use_count() > 1;
-    if (!v || v.node->kind == graph::NodeKind::Placeholder || t.requires_grad() || shared)
+    // A single view has a history of its own. Others that share memory are given back as views, with that of their
+    // base.
+    const bool shared = t.is_view() ? out.size() > 1 : t.storage().use_count() > 1;
+    if (!v || v.node->kind == graph::NodeKind::Placeholder || shared)
       return graph_break("custom-function",
                          "its forward returns a tensor that it did not make, or one that shares memory with another");
   }
@@ -96,6 +104,7 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
       meta.requires_grad = false;
       grads.push_back(aten::make_fake(meta));
       torch::autograd::set_history(t, node);
+      aten::note_custom_view(t);
     }
   }
   graph::Node* begin =
