@@ -361,7 +361,7 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
 
 }  // namespace
 
-ShapesOnly::ShapesOnly() : before_(std::exchange(shapes_only, true)) {}
+ShapesOnly::ShapesOnly(bool only) : before_(std::exchange(shapes_only, only)) {}
 ShapesOnly::~ShapesOnly() { shapes_only = before_; }
 
 void note_custom_view(const at::Tensor& output) {

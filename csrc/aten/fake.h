@@ -75,7 +75,7 @@ class NoFakeGuard {
 /// all) ask such questions to save work.
 class ShapesOnly {
  public:
-  ShapesOnly();
+  explicit ShapesOnly(bool only = true);
   ~ShapesOnly();
   ShapesOnly(const ShapesOnly&) = delete;
 

@@ -387,6 +387,17 @@ RecordingPaused::RecordingPaused() : was_excluded_(c10::impl::tls_is_dispatch_ke
 }
 RecordingPaused::~RecordingPaused() { c10::impl::tls_set_dispatch_key_excluded(kKey, was_excluded_); }
 
+RecordingResumed::RecordingResumed()
+    : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)),
+      were_fakes_(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake)) {
+  c10::impl::tls_set_dispatch_key_excluded(kKey, false);
+  c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, false);
+}
+RecordingResumed::~RecordingResumed() {
+  c10::impl::tls_set_dispatch_key_excluded(kKey, was_excluded_);
+  c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, were_fakes_);
+}
+
 bool inside_operator() { return operator_depth > 0; }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "aten/fake.h"
 #include "graph/graph.h"
 
 // The recorder: while a trace is active on a thread, every operator call that reaches the dispatcher is written into
@@ -97,6 +98,18 @@ class RecordingPaused {
 
  private:
   bool was_excluded_;
+};
+
+/// Records again within a RecordingPaused, FakeModeGuard and ShapesOnly: in a hook that the autograd engine calls.
+class RecordingResumed {
+ public:
+  RecordingResumed();
+  ~RecordingResumed();
+  RecordingResumed(const RecordingResumed&) = delete;
+
+ private:
+  bool was_excluded_, were_fakes_;
+  ShapesOnly shapes_{false};
 };
 
 /// True while an operator of a recorded call runs on this thread: Python code that it reaches is its implementation,

@@ -103,6 +103,11 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///     makes `outputs`, which have no history, those of a torch.autograd.Function of `inputs`. The nodes up to
 ///     kiln::custom_function_end(Tensor?[] grads), one per input, are its backward, and run when autograd calls it with
 ///     the gradients of `outputs`, which are the results
+///   kiln::register_hook(Tensor t, int hook)              a hook on the gradient of `t`
+///   kiln::remove_hook(int hook)
+///   kiln::gradient_hook(int hook) -> Tensor
+///     the gradient that a call of the hook gets in the next kiln::backward or kiln::autograd_grad. The nodes up to
+///     kiln::gradient_hook_end(Tensor? grad), what it returns, run when autograd calls it. The calls come in this order
 ///   kiln::grad(Tensor t) -> Tensor                       t.grad, which must be defined at that point
 ///   kiln::set_grad(Tensor t, Tensor? grad)               t.grad = grad; also how a .grad that is there on entry is
 ///   known kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside kiln::tensor_constant(numbers,

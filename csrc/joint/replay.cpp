@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <deque>
+
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/modes.h"
@@ -72,9 +74,14 @@ class Replay {
     return outputs;
   }
 
+  ~Replay() {
+    for (auto& [number, hook] : hooks_) hook.first.remove_hook(hook.second);
+  }
+  Replay(const Replay&) = delete;
+
   /// Runs the nodes, in their grad mode where that is allowed at all.
   void run_nodes(const std::vector<Node*>& nodes, bool differentiable = true) {
-    static const graph::Op kCustomFunction("kiln::custom_function");
+    static const graph::Op kCustomFunction("kiln::custom_function"), kHookCall("kiln::gradient_hook");
     const AutocastStates autocast;
     for (size_t i = 0; i < nodes.size(); ++i) {
       autocast.set(*nodes[i]);
@@ -82,6 +89,8 @@ class Replay {
       at::AutoGradMode grad_mode(nodes[i]->grad_enabled && differentiable);
       if (nodes[i]->op == kCustomFunction)
         i = custom_function(nodes, i);
+      else if (nodes[i]->op == kHookCall)
+        i = hook_call(nodes, i);
       else
         step(*nodes[i]);
     }
@@ -90,6 +99,9 @@ class Replay {
  private:
   /// Gives the outputs of the function that begins at nodes[begin] their history; returns the index of its end.
   size_t custom_function(const std::vector<Node*>& nodes, size_t begin);
+  /// Keeps the call of a hook that begins at nodes[begin] for the next backward; returns the index of its end.
+  size_t hook_call(const std::vector<Node*>& nodes, size_t begin);
+  at::Tensor run_hook(int64_t number, const at::Tensor& grad);
 
   variable_list list(const Arg& a) {
     variable_list out;
@@ -123,13 +135,15 @@ class Replay {
     }
     TraceState::BackwardScope scope;
     // The base engine: Python's own wants to release the GIL, and runs the same code.
-    return Engine::get_base_engine().execute(roots, seeds, keep, create, accumulate, targets);
+    variable_list grads = Engine::get_base_engine().execute(roots, seeds, keep, create, accumulate, targets);
+    if (!hook_calls_.empty()) throw Unsupported("a hook on a gradient does not run");
+    return grads;
   }
 
   void step(Node& node) {
     static const graph::Op kBackward("kiln::backward"), kGrads("kiln::autograd_grad"), kGrad("kiln::grad"),
         kSetGrad("kiln::set_grad"), kSetRequiresGrad("kiln::set_requires_grad"), kRetainGrad("kiln::retain_grad"),
-        kConstant("kiln::tensor_constant");
+        kConstant("kiln::tensor_constant"), kHook("kiln::register_hook"), kUnhook("kiln::remove_hook");
     if (node.op == kBackward) {
       variable_list of = list(node.arg(0));
       variable_list inputs = node.args.size() > 4 ? list(node.arg(4)) : variable_list();
@@ -157,6 +171,17 @@ class Replay {
       at::Tensor t = or_undefined(env_, node.arg(0));
       TraceState::set_requires_grad(t, node.arg(1).to_bool());
       if (!node.results.empty()) set(node, 0, t);
+    } else if (node.op == kHook) {
+      const at::Tensor t = or_undefined(env_, node.arg(0));
+      const int64_t number = node.arg(1).to_int();
+      hooks_[number] = {t, t.register_hook([this, number](const at::Tensor& g) { return run_hook(number, g); })};
+      TraceState::note_hook(t, true);
+    } else if (node.op == kUnhook) {
+      const auto hook = hooks_.find(node.arg(0).to_int());
+      KILN_CHECK(hook != hooks_.end(), "a hook is removed that was not registered");
+      hook->second.first.remove_hook(hook->second.second);
+      TraceState::note_hook(hook->second.first, false);
+      hooks_.erase(hook);
     } else if (node.op == kRetainGrad) {
       or_undefined(env_, node.arg(0)).retain_grad();
     } else if (node.op == kConstant) {
@@ -264,6 +289,12 @@ class Replay {
 
   std::shared_ptr<const graph::Graph> graph_;
   std::unordered_map<Value, at::Tensor> env_;
+  std::unordered_map<int64_t, std::pair<at::Tensor, unsigned>> hooks_;  // by number: where it is
+  struct HookCall {
+    Node *begin, *end;
+    std::vector<Node*> body;
+  };
+  std::deque<HookCall> hook_calls_;  // of the next backward
   std::unordered_set<const c10::TensorImpl*> transformed_;  // by t_() and the like: no longer as their nodes say
 };
 
@@ -331,6 +362,26 @@ size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
   }
   function->save(env_);
   return end;
+}
+
+size_t Replay::hook_call(const std::vector<Node*>& nodes, size_t begin) {
+  static const graph::Op kEnd("kiln::gradient_hook_end");
+  size_t end = begin + 1;
+  while (end < nodes.size() && nodes[end]->op != kEnd) ++end;
+  KILN_CHECK(end < nodes.size(), "a hook has no end");
+  hook_calls_.push_back(
+      {nodes[begin], nodes[end], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end)});
+  return end;
+}
+
+at::Tensor Replay::run_hook(int64_t number, const at::Tensor& grad) {
+  if (hook_calls_.empty() || hook_calls_.front().begin->arg(0).to_int() != number)
+    throw Unsupported("hooks on gradients run in another order");
+  const HookCall call = std::move(hook_calls_.front());
+  hook_calls_.pop_front();
+  set(*call.begin, 0, grad);
+  run_nodes(call.body, at::GradMode::is_enabled());
+  return get(call.end->arg(0));
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ class TraceState {
   static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
   /// Gives a functional tensor's value these strides.
   static void lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides);
+  /// A hook on the gradient of `t`, which only the program itself can run, was registered, or was removed.
+  static void note_hook(const at::Tensor& t, bool registered);
   /// While alive, nodes are the autograd engine's.
   class BackwardScope {
    public:

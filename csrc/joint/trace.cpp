@@ -77,6 +77,8 @@ class Tracer {
   // What TraceState serves.
   Recorder& recorder() { return recorder_; }
   bool is_primal(const at::Tensor& t) const { return primal_index_.count(t.unsafeGetTensorImpl()) != 0; }
+  /// By autograd node: how many hooks of the program's are on it.
+  std::unordered_map<const torch::autograd::Node*, int> hooked;
   /// Before a primal's requires_grad is changed: what it is for who calls the graph.
   void keep_flag(const at::Tensor& primal) {
     for (const auto& [seen, flag] : flags_)
@@ -437,6 +439,9 @@ void Tracer::differentiate() {
           std::any_of(nodes.begin(), nodes.end(), [](auto* node) { return gave_up_saved(*node, /*others=*/false); });
       if (joint_.forward_freed[i]) continue;
     }
+    for (const torch::autograd::Node* node : nodes_behind({root}))
+      if (const auto it = hooked.find(node); it != hooked.end() && it->second > 0)
+        throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
     of.push_back(i);
     roots.push_back(root);
   }
@@ -566,6 +571,10 @@ void TraceState::set_requires_grad(const at::Tensor& t, bool wanted) {
   if (active && active->is_primal(t)) active->keep_flag(t);
   t.set_requires_grad(wanted);
 }
+void TraceState::note_hook(const at::Tensor& t, bool registered) {
+  if (active && !t.is_leaf()) active->hooked[t.grad_fn().get()] += registered ? 1 : -1;
+}
+
 at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {
   KILN_CHECK(active, "a constant outside of a trace");
   return fn::to_functional_tensor(active->recorder().constant(args, meta));

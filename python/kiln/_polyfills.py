@@ -158,6 +158,37 @@ class FunctionContext:
             self._kiln_refused = "its backward gets None for gradients that are zero (set_materialize_grads)"
 
 
+class GradientHookHandle(torch.utils.hooks.RemovableHandle):
+    """What captured code gets of Tensor.register_hook(). The hook ends with the captured part, and its handle does nothing
+    from then on."""
+
+    def __init__(self, number):
+        self._kiln_number = number
+
+    def remove(self):
+        _C._gradient_hook("remove", self._kiln_number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        self.remove()
+
+    def __getstate__(self):
+        return self._kiln_number
+
+    def __setstate__(self, state):
+        self._kiln_number = state
+
+
+def Tensor_register_hook(self, hook):
+    return GradientHookHandle(_C._gradient_hook("register", self, hook))
+
+
+def hooks_in(hooks):
+    return tuple(hooks.values())
+
+
 _targets = weakref.WeakKeyDictionary()
 
 

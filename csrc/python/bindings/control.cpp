@@ -20,6 +20,10 @@ KILN_BINDINGS(control) {
   m.def("_custom_function", [](const std::string&, const pybind11::args&) {
     throw UserError("a step of a captured torch.autograd.Function outside of a capture");
   });
+  m.def("_gradient_hook", [](const std::string& step, const pybind11::args&) {
+    // A hook is gone when the captured code that registered it ends.
+    if (step != "remove") throw UserError("a captured hook outside of a capture");
+  });
   m.def("_number", [](const std::string& what, const pybind11::args&) {
     if (what != "is") throw UserError("a number of a graph outside of a capture");
     return false;

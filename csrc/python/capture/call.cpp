@@ -635,6 +635,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_retain_grad(PyCFunction_Check(callable) ? PyCFunction_GET_SELF(callable) : args[0]);
     case Policy::CustomFunction:
       return custom_function_step(args, n);
+    case Policy::GradientHook:
+      return gradient_hook_step(args, n);
     case Policy::Checkpoint:
       return checkpoint_step(args, n);
     case Policy::Number:

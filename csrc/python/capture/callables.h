@@ -39,6 +39,7 @@ enum class Policy : unsigned char {
   RetainGrad,
   RunBackward,
   CustomFunction,
+  GradientHook,
   Checkpoint,
   Number,
   Item,

@@ -417,6 +417,28 @@ class Machine {
   PyObject* custom_function_step(PyObject* const* args, size_t n);
   /// The traced values of tensors, in a list; None for undefined ones.
   graph::Arg values_of(const std::vector<at::Tensor>& tensors);
+  // --- hooks on gradients: gradient_hooks.cpp ---
+  struct GradientHook {
+    at::Tensor tensor;
+    unsigned position = 0;  // among its hooks
+    py::Ref function;
+    int instruction = -1;  // the root's that registered it
+    int64_t number = 0;    // no other hook of the process has it
+    bool removed = false;
+  };
+  std::vector<GradientHook> gradient_hooks;
+  bool running_hook = false;
+  int64_t hook_runs = 0;
+  /// What kiln._polyfills asks for: ("register", tensor, hook) gives the hook's number, ("remove", number).
+  PyObject* gradient_hook_step(PyObject* const* args, size_t n);
+  void add_gradient_hook(const at::Tensor& t, PyObject* function);
+  void remove_gradient_hook(GradientHook& h);
+  /// Lets the fake of an existing leaf have the leaf's hooks. False with an error set.
+  bool add_hooks_of(const at::Tensor& fake, const Known& k);
+  /// Interprets a call of the hook, in the middle of a backward.
+  at::Tensor run_gradient_hook(size_t at, const at::Tensor& grad);
+  /// Which instruction registered a hook that a backward of `result` would run; -1 if there is none.
+  int hook_behind(const at::Tensor& result) const;
   /// Beginning and end of a checkpointed call, whose nodes are marked (Node::checkpoint).
   PyObject* checkpoint_step(PyObject* const* args, size_t n);
   PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs);

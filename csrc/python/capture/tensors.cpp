@@ -1,4 +1,5 @@
 // What tensors do outside the dispatcher: gradients, constants made from Python numbers, attributes that are written.
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -37,7 +38,8 @@ std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, boo
   while (!todo.empty()) {
     torch::autograd::Node* node = todo.back();
     todo.pop_back();
-    if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty()) *hooks = true;
+    // Hooks on the gradients of tensors are the capture's own: gradient_hooks.cpp.
+    if (!node->pre_hooks().empty() || !node->post_hooks().empty()) *hooks = true;
     if (aten::is_history_of_input(*node)) *outside = true;
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(leaf->variable);
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
@@ -390,6 +392,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
   if (aten::inside_transform() || std::any_of(roots.begin(), roots.end(), aten::is_wrapper))
     return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
   bool hooks = false, outside = false;
+  const size_t own_hooks = gradient_hooks.size();
   std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks, &outside);
   if (outside)
     return graph_break("autograd", "a backward that goes on into what was computed before the captured part");
@@ -398,11 +401,14 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     if (!o) return nullptr;
     const Known* k = find(o.get());
     if (!k || k->kind != Known::Kind::Tensor) continue;
-    if (guards::has_gradient_hooks(k->real.get()))
-      hooks = true;
-    else
+    if (!guards::has_gradient_hooks(k->real.get()))
       guard(GK::NoHooks, k->source);
+    else if (!add_hooks_of(t, *k))
+      return nullptr;
   }
+  const auto without_hooks = c10::make_scope_exit([&] {
+    for (size_t i = own_hooks; i < gradient_hooks.size(); ++i) remove_gradient_hook(gradient_hooks[i]);
+  });
   if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
   if (accumulate && !inputs.empty()) leaves = inputs;
   const graph::Arg roots_arg = values_of(roots), grads_arg = values_of(grads), inputs_arg = values_of(inputs);

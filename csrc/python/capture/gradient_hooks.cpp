@@ -1,0 +1,150 @@
+// Hooks on gradients: those that captured code registers on what it computes, and those that parameters have. The
+// engine that runs a captured backward on fakes calls them, and each call is interpreted then and there. Its nodes
+// stand before the backward's, between kiln::gradient_hook and kiln::gradient_hook_end (joint.h).
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "python/capture/callables.h"
+#include "python/capture/machine.h"
+#include "python/cpython/tensor.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+namespace {
+
+/// The error that is set, as one that passes through the engine.
+[[noreturn]] void throw_through_engine() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+}  // namespace
+
+PyObject* Machine::gradient_hook_step(PyObject* const* args, size_t n) {
+  const std::string step = n > 1 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8(args[0]) : "";
+  if (step == "remove") {
+    for (GradientHook& h : gradient_hooks)
+      if (PyLong_Check(args[1]) && PyLong_AsLongLong(args[1]) == h.number) remove_gradient_hook(h);
+    Py_RETURN_NONE;
+  }
+  const at::Tensor t = step == "register" && n == 3 && py::is_tensor(args[1]) ? THPVariable_Unpack(args[1]) : at::Tensor();
+  // That of a leaf, or of a tensor from outside, would stay.
+  if (!t.defined() || options.for_fx || aten::inside_transform() || aten::is_wrapper(t) || !t.requires_grad() ||
+      t.is_leaf() || find(args[1]) || !trace.find(t) || !PyCallable_Check(args[2]))
+    return graph_break("autograd", "a call of register_hook()");
+  add_gradient_hook(t, args[2]);
+  return PyLong_FromLongLong(gradient_hooks.back().number);
+}
+
+void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
+  static std::atomic<int64_t> last{0};
+  const size_t at = gradient_hooks.size();
+  const auto position = t.register_hook([this, at](const at::Tensor& grad) { return run_gradient_hook(at, grad); });
+  trace.record(graph::Op("kiln::register_hook"),
+               {graph::Arg(trace.value_of(t)), graph::Arg(static_cast<int64_t>(at))}, {});
+  gradient_hooks.push_back({t, position, py::Ref::borrow(function), root_instruction, ++last});
+  // fx has no place for it.
+  torch_level_ok = false;
+}
+
+void Machine::remove_gradient_hook(GradientHook& h) {
+  if (h.removed) return;
+  h.removed = true;
+  h.tensor.remove_hook(h.position);
+  trace.record(graph::Op("kiln::remove_hook"), {graph::Arg(static_cast<int64_t>(&h - gradient_hooks.data()))}, {});
+}
+
+bool Machine::add_hooks_of(const at::Tensor& fake, const Known& k) {
+  const at::Tensor& real = THPVariable_Unpack(k.real.get());
+  PyObject* dict = reinterpret_cast<THPVariable*>(k.real.get())->backward_hooks;
+  // Others than register_hook()'s, which are all in one.
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(real);
+  if (!dict || torch::autograd::impl::hooks(real).size() != 1 || torch::autograd::impl::post_acc_grad_hooks(real) ||
+      (accumulator && (!accumulator->pre_hooks().empty() || !accumulator->post_hooks().empty())))
+    return graph_break("autograd", "a backward that runs other hooks of a parameter than those on its gradient");
+  static PyObject* const name = PyUnicode_InternFromString("_backward_hooks");
+  static PyObject* const list = PyObject_GetAttrString(polyfills(), "hooks_in");
+  const SourcePtr source = child(guards::Source::Kind::Attr, k.source, name);
+  const py::Ref hooks = py::Ref::steal(see(dict, source));
+  if (!list || !hooks) return false;
+  PyObject* args[] = {nullptr, hooks.get()};
+  const py::Ref functions = py::Ref::steal(call(list, args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+  if (!functions) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(functions.get()); ++i)
+    add_gradient_hook(fake, PyTuple_GET_ITEM(functions.get(), i));
+  return true;
+}
+
+at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
+  const pybind11::gil_scoped_acquire gil;
+  const int were_paused = std::exchange(paused, 0);
+  const auto pause = c10::make_scope_exit([&] { paused = were_paused; });
+  const aten::RecordingResumed recording;
+  c10::IValue value(given);
+  aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
+  const at::Tensor grad = value.toTensor();
+  const bool known = static_cast<bool>(trace.find(grad));
+  graph::Node* begin = trace.record(graph::Op("kiln::gradient_hook"), {graph::Arg(static_cast<int64_t>(at))}, {grad},
+                                    "grad");
+  if (known) trace.rebind(grad, begin->out());
+  const py::Ref function = gradient_hooks[at].function;
+  const py::Ref object = py::Ref::steal(THPVariable_Wrap(grad));
+  PyObject* args[] = {nullptr, object.get()};
+  const auto fail = [&](const char* why) {
+    PyErr_Clear();
+    graph_break("autograd", why);
+    throw_through_engine();
+  };
+  if (running_hook) fail("a hook on a gradient that runs a backward");
+  const py::Ref result = [&] {
+    running_hook = true;
+    const auto end = c10::make_scope_exit([&] { running_hook = false; });
+    return py::Ref::steal(
+        object ? call(function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr) : nullptr);
+  }();
+  // What other leaves have got by then is not the graph's to tell.
+  if (!result && !break_pending()) fail("a hook on a gradient that raises an exception");
+  if (!result) throw_through_engine();
+  at::Tensor out;
+  if (result.get() != Py_None) {
+    if (!py::is_tensor(result.get())) fail("a hook on a gradient that returns something else than a tensor");
+    out = THPVariable_Unpack(result.get());
+    if (!trace.value_of(out)) fail("a hook on a gradient that returns an unknown tensor");
+  }
+  trace.record(graph::Op("kiln::gradient_hook_end"), {out.defined() ? graph::Arg(trace.value_of(out)) : graph::Arg()},
+               {});
+  ++hook_runs;
+  return out;
+}
+
+int Machine::hook_behind(const at::Tensor& result) const {
+  if (gradient_hooks.empty() || !result.requires_grad()) return -1;
+  std::vector<torch::autograd::Node*> todo;
+  std::unordered_set<torch::autograd::Node*> seen;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node && seen.insert(node).second) todo.push_back(node);
+  };
+  torch::autograd::Edge edge;
+  try {
+    edge = torch::autograd::impl::gradient_edge(result);
+  } catch (const c10::Error&) {
+    return -1;  // as in leaf_behind
+  }
+  visit(edge.function.get());
+  while (!todo.empty()) {
+    torch::autograd::Node* node = todo.back();
+    todo.pop_back();
+    for (const auto& e : node->next_edges()) visit(e.function.get());
+  }
+  for (const GradientHook& h : gradient_hooks)
+    if (!h.removed && !h.tensor.is_leaf() && seen.contains(h.tensor.grad_fn().get())) return h.instruction;
+  return -1;
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,289 @@
+"""Hooks on gradients in compiled code: what they see, change and leave behind is eager's, and a whole step stays one graph."""
+
+import pytest
+import torch
+
+import kiln
+from kiln.testing import difference
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def scaled(m, x, seen):
+    h = m[0](x)
+    h.register_hook(lambda g: g * 2)
+    m[2](m[1](h)).pow(2).sum().backward()
+
+
+def seen_only(m, x, seen):
+    h = m[0](x)
+    h.register_hook(seen.append)
+    m[2](m[1](h)).pow(2).sum().backward()
+
+
+def two_on_one(m, x, seen):
+    h = m[1](m[0](x))
+    h.register_hook(lambda g: g + 1)
+    h.register_hook(lambda g: seen.append(g.mean()))
+    h.register_hook(lambda g: g.clamp(-0.5, 0.5))
+    m[2](h).pow(2).sum().backward()
+
+
+def on_several(m, x, seen):
+    a = m[0](x)
+    b = m[1](a)
+    a.register_hook(lambda g: seen.append(g * 1) or g / 2)
+    b.register_hook(lambda g: seen.append(g * 1) or g.sign())
+    (m[2](b).exp().mean() + a.sum()).backward()
+
+
+def removed(m, x, seen):
+    h = m[0](x)
+    handle = h.register_hook(lambda g: g * 100)
+    with h.register_hook(lambda g: g * 3):
+        m[2](m[1](h)).sum().backward(retain_graph=True)
+    handle.remove()
+    m[2](m[1](h)).sum().backward()
+
+
+def by_autograd_grad(m, x, seen):
+    h = m[1](m[0](x))
+    h.register_hook(lambda g: g * 5)
+    seen += torch.autograd.grad(m[2](h).pow(2).sum(), [*m.parameters()])
+
+
+def gradient_of_a_view(m, x, seen):
+    h = m[0](x)
+    h[1:].register_hook(lambda g: g * 7)
+    part = h[:, 2:5]
+    part.register_hook(lambda g: g - 1)
+    (m[2](m[1](h)).sum() + part.pow(2).sum()).backward()
+
+
+def written_before(m, x, seen):
+    h = m[0](x) * 1
+    h.register_hook(lambda g: seen.append(g * 1))
+    h.mul_(2)
+    h.register_hook(lambda g: g * 3)
+    m[2](h).sum().backward()
+
+
+def second_derivatives(m, x, seen):
+    h = m[1](m[0](x))
+    h.register_hook(lambda g: g * g)
+    grads = torch.autograd.grad(m[2](h).pow(2).sum(), [*m.parameters()][:2], create_graph=True)
+    sum(g.pow(2).sum() for g in grads).backward()
+
+
+def random(m, x, seen):
+    h = m[1](m[0](x))
+    h.register_hook(lambda g: g + torch.rand_like(g))
+    m[2](h * torch.rand(8)).sum().backward()
+
+
+def of_an_attribute(m, x, seen):
+    class Keeper:
+        def keep(self, g):
+            self.gradient = g
+            return None
+
+    keeper = Keeper()
+    h = m[1](m[0](x))
+    h.register_hook(keeper.keep)
+    m[2](h).pow(2).sum().backward()
+    seen.append(keeper.gradient.abs().sum())
+
+
+PROGRAMS = [scaled, seen_only, two_on_one, on_several, removed, by_autograd_grad, gradient_of_a_view, written_before,
+            second_derivatives, random, of_an_attribute]  # fmt: skip
+
+
+def results(program, compile=lambda f: f, prepare=lambda m: None, steps=2):
+    m = model()
+    prepare(m)
+    step = compile(program)
+    out = []
+    torch.manual_seed(3)
+    for _ in range(steps):
+        seen = []
+        m.zero_grad()
+        step(m, torch.randn(5, 4), seen)
+        out.append([[p.grad if p.grad is None else p.grad.clone() for p in m.parameters()], [s.detach() for s in seen]])
+        with torch.no_grad():
+            for p in m.parameters():
+                if p.grad is not None:
+                    p -= 0.1 * p.grad
+    return out
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_one_graph(program):
+    actual = results(program, lambda f: kiln.compile(f, fullgraph=True))
+    assert not difference(actual, results(program), 1e-5, 1e-6)
+
+
+def loss_only(m, x, seen):
+    m(x).pow(2).sum().backward()
+
+
+def double(m):
+    m[0].weight.register_hook(lambda g: g * 2)
+    m[0].weight.register_hook(lambda g: g + 1)
+    m[2].bias.register_hook(torch.neg)
+
+
+def clip(m):
+    for p in m.parameters():
+        p.register_hook(lambda g: g.clamp(-0.1, 0.1))
+
+
+@pytest.mark.parametrize("prepare", [double, clip], ids=lambda f: f.__name__)
+def test_hooks_of_parameters(prepare):
+    actual = results(loss_only, lambda f: kiln.compile(f, fullgraph=True), prepare)
+    assert not difference(actual, results(loss_only, prepare=prepare), 1e-5, 1e-6)
+
+
+def test_hooks_of_parameters_that_change():
+    m, x = model(), torch.randn(5, 4)
+
+    def step(m, x):
+        m.zero_grad()
+        m(x).sum().backward()
+
+    compiled = kiln.compile(step, fullgraph=True)
+
+    def gradient(f):
+        f(m, x)
+        return m[0].weight.grad.clone()
+
+    def check():
+        assert not difference(gradient(compiled), gradient(step), 1e-5, 1e-6)
+
+    check()
+    first = m[0].weight.register_hook(lambda g: g * 2)
+    check()
+    second = m[0].weight.register_hook(lambda g: g + 3)
+    check()
+    first.remove()
+    check()
+    second.remove()
+    check()
+
+
+def raises(m, x, seen):
+    def hook(g):
+        seen.append(g.sum())
+        raise ValueError("hook")
+
+    h = m[0](x)
+    h.register_hook(hook)
+    try:
+        m[2](m[1](h)).sum().backward()
+    except ValueError as error:
+        seen.append(torch.tensor(len(str(error))))
+
+
+def looks_at_data(m, x, seen):
+    h = m[0](x)
+    h.register_hook(lambda g: g * 2 if g.sum() > 0 else g * 3)
+    m[2](m[1](h)).sum().backward()
+
+
+def of_a_leaf(m, x, seen):
+    handle = m[0].weight.register_hook(lambda g: g * 2)
+    m(x).sum().backward()
+    handle.remove()
+
+
+def after_accumulation(m, x, seen):
+    m[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum()))
+    m(x).sum().backward()
+
+
+def reads_other_gradients(m, x, seen):
+    h = m[0](x)
+    h.register_hook(lambda g: seen.append(m[2].weight.grad.sum()))
+    m[2](m[1](h)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "program", [raises, looks_at_data, of_a_leaf, after_accumulation, reads_other_gradients], ids=lambda f: f.__name__
+)
+def test_what_breaks_the_graph(program):
+    assert not difference(results(program, kiln.compile), results(program), 1e-5, 1e-6)
+
+
+def test_hooks_that_run_after_the_captured_part():
+    def forward(m, x, seen):
+        h = m[0](x)
+        h.register_hook(lambda g: seen.append(g.sum()) or g * 2)
+        return m[2](m[1](h)).sum()
+
+    for keep in (False, True):
+
+        def program(f):
+            m, seen = model(), []
+            x = torch.ones(5, 4)
+            for _ in range(2):
+                loss = f(m, x, seen)
+                loss.backward(retain_graph=keep)
+                if keep:
+                    loss.backward()
+            return [p.grad for p in m.parameters()], seen
+
+        assert not difference(program(kiln.compile(forward)), program(forward), 1e-5, 1e-6)
+
+
+def test_a_loss_that_is_returned():
+    def step(m, x):
+        h = m[0](x)
+        h.register_hook(lambda g: g * 2)
+        loss = m[2](m[1](h)).sum()
+        loss.backward()
+        return loss
+
+    a, b = model(), model()
+    x = torch.randn(5, 4)
+    loss = kiln.compile(step, fullgraph=True)(a, x)
+    assert not difference(loss.detach(), step(b, x).detach(), 1e-5, 1e-6)
+    assert not difference([p.grad for p in a.parameters()], [p.grad for p in b.parameters()], 1e-5, 1e-6)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_a_backward_that_can_run_again_runs_the_hook_again():
+    def step(m, x, seen):
+        h = m[0](x)
+        h.register_hook(lambda g: seen.append(g.sum()) or g * 2)
+        loss = m[2](m[1](h)).sum()
+        loss.backward(retain_graph=True)
+        return loss
+
+    def program(f):
+        m, seen = model(), []
+        f(m, torch.ones(5, 4), seen).backward()
+        return [p.grad for p in m.parameters()], seen
+
+    assert not difference(program(kiln.compile(step)), program(step), 1e-5, 1e-6)
+
+
+def test_a_handle_that_outlives_the_captured_part():
+    handles = []
+
+    def step(m, x):
+        h = m[0](x)
+        handles.append(h.register_hook(lambda g: g * 2))
+        m[2](m[1](h)).sum().backward()
+
+    compiled = kiln.compile(step)
+    a, b = model(), model()
+    for _ in range(2):
+        compiled(a, torch.ones(5, 4))
+        step(b, torch.ones(5, 4))
+        for handle in handles:
+            assert isinstance(handle, torch.utils.hooks.RemovableHandle)
+            handle.remove()
+    assert not difference([p.grad for p in a.parameters()], [p.grad for p in b.parameters()], 1e-5, 1e-6)
