@@ -294,7 +294,7 @@ class Replay {
     Node *begin, *end;
     std::vector<Node*> body;
   };
-  std::deque<HookCall> hook_calls_;  // of the next backward
+  std::deque<HookCall> hook_calls_;                         // of the next backward
   std::unordered_set<const c10::TensorImpl*> transformed_;  // by t_() and the like: no longer as their nodes say
 };
 
@@ -369,8 +369,7 @@ size_t Replay::hook_call(const std::vector<Node*>& nodes, size_t begin) {
   size_t end = begin + 1;
   while (end < nodes.size() && nodes[end]->op != kEnd) ++end;
   KILN_CHECK(end < nodes.size(), "a hook has no end");
-  hook_calls_.push_back(
-      {nodes[begin], nodes[end], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end)});
+  hook_calls_.push_back({nodes[begin], nodes[end], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end)});
   return end;
 }
 

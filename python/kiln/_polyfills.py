@@ -185,6 +185,43 @@ def Tensor_register_hook(self, hook):
     return GradientHookHandle(_C._gradient_hook("register", self, hook))
 
 
+class _IdentityNode:
+    """The grad_fn of a function that gives its arguments, of which the one at `index` has a gradient: that of `output`."""
+
+    def __init__(self, output, index, count):
+        self._kiln = (output, index, count)
+
+    def register_hook(self, hook):
+        output, index, count = self._kiln
+
+        def on_gradient(grad):
+            grads = tuple([grad if i == index else None for i in range(count)])
+            replaced = hook(grads, grads)
+            if replaced is None:
+                return None
+            if replaced[index] is None:
+                raise NotImplementedError("a gradient is replaced by none")
+            return replaced[index]
+
+        return output.register_hook(on_gradient)
+
+
+def BackwardHook__apply_on_tensors(self, fn, args):
+    """For module hooks on gradients: as PyTorch's, where one of the tensors has a gradient."""
+    where = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+    wanted = [i for i in where if args[i].requires_grad]
+    if not (wanted and torch.is_grad_enabled()):
+        return args, None
+    if len(wanted) > 1 or type(args) is not tuple:
+        return NotImplemented
+    new = list(args)
+    for i in where:
+        new[i] = args[i].view_as(args[i])
+    (new[wanted[0]],) = torch.nn.modules._functions.BackwardHookFunction.apply(args[wanted[0]])
+    fn(_IdentityNode(new[wanted[0]], where.index(wanted[0]), len(where)))
+    return tuple(new), where
+
+
 def hooks_in(hooks):
     return tuple(hooks.values())
 

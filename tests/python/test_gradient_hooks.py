@@ -146,6 +146,57 @@ def test_hooks_of_parameters(prepare):
     assert not difference(actual, results(loss_only, prepare=prepare), 1e-5, 1e-6)
 
 
+def hooked_modules(m):
+    m.kept = []
+    m[1].register_full_backward_hook(lambda module, before, after: m.kept.append((before[0].sum(), after[0].sum())))
+    m[2].register_full_backward_hook(lambda module, before, after: (before[0] * 3,))
+    m[2].register_full_backward_pre_hook(lambda module, after: (after[0] + 1,))
+
+
+def keeps(m, x, seen):
+    m.kept.clear()
+    m(x * 1).pow(2).sum().backward()
+    for pair in m.kept:
+        seen += pair
+
+
+def test_hooks_of_modules():
+    actual = results(keeps, lambda f: kiln.compile(f, fullgraph=True), hooked_modules)
+    assert not difference(actual, results(keeps, prepare=hooked_modules), 1e-5, 1e-6)
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Bilinear(4, 4, 3)
+        self.inner.register_full_backward_hook(lambda module, before, after: tuple(b * 2 for b in before))
+
+    def forward(self, x):
+        return self.inner(x * 2, x.exp())
+
+
+def relu_in_place(x):
+    m = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True))
+    m[0].register_full_backward_hook(lambda module, before, after: None)
+    return m(x)
+
+
+def test_module_hooks_that_break_the_graph():
+    torch.manual_seed(0)
+    m, x = Two(), torch.randn(5, 4)
+
+    def step(x):
+        x = x.clone().requires_grad_()
+        m.zero_grad()
+        m(x).pow(2).sum().backward()
+        return x.grad, m.inner.weight.grad.clone()
+
+    assert not difference(kiln.compile(step)(x), step(x), 1e-5, 1e-6)
+    for f in (relu_in_place, kiln.compile(relu_in_place)):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            f(x.clone().requires_grad_())
+
+
 def test_hooks_of_parameters_that_change():
     m, x = model(), torch.randn(5, 4)
 

@@ -33,7 +33,8 @@ PyObject* Machine::gradient_hook_step(PyObject* const* args, size_t n) {
       if (PyLong_Check(args[1]) && PyLong_AsLongLong(args[1]) == h.number) remove_gradient_hook(h);
     Py_RETURN_NONE;
   }
-  const at::Tensor t = step == "register" && n == 3 && py::is_tensor(args[1]) ? THPVariable_Unpack(args[1]) : at::Tensor();
+  const at::Tensor t =
+      step == "register" && n == 3 && py::is_tensor(args[1]) ? THPVariable_Unpack(args[1]) : at::Tensor();
   // That of a leaf, or of a tensor from outside, would stay.
   if (!t.defined() || options.for_fx || aten::inside_transform() || aten::is_wrapper(t) || !t.requires_grad() ||
       t.is_leaf() || find(args[1]) || !trace.find(t) || !PyCallable_Check(args[2]))
@@ -46,8 +47,8 @@ void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
   static std::atomic<int64_t> last{0};
   const size_t at = gradient_hooks.size();
   const auto position = t.register_hook([this, at](const at::Tensor& grad) { return run_gradient_hook(at, grad); });
-  trace.record(graph::Op("kiln::register_hook"),
-               {graph::Arg(trace.value_of(t)), graph::Arg(static_cast<int64_t>(at))}, {});
+  trace.record(graph::Op("kiln::register_hook"), {graph::Arg(trace.value_of(t)), graph::Arg(static_cast<int64_t>(at))},
+               {});
   gradient_hooks.push_back({t, position, py::Ref::borrow(function), root_instruction, ++last});
   // fx has no place for it.
   torch_level_ok = false;
@@ -90,8 +91,8 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
   aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
   const at::Tensor grad = value.toTensor();
   const bool known = static_cast<bool>(trace.find(grad));
-  graph::Node* begin = trace.record(graph::Op("kiln::gradient_hook"), {graph::Arg(static_cast<int64_t>(at))}, {grad},
-                                    "grad");
+  graph::Node* begin =
+      trace.record(graph::Op("kiln::gradient_hook"), {graph::Arg(static_cast<int64_t>(at))}, {grad}, "grad");
   if (known) trace.rebind(grad, begin->out());
   const py::Ref function = gradient_hooks[at].function;
   const py::Ref object = py::Ref::steal(THPVariable_Wrap(grad));
@@ -105,8 +106,8 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
   const py::Ref result = [&] {
     running_hook = true;
     const auto end = c10::make_scope_exit([&] { running_hook = false; });
-    return py::Ref::steal(
-        object ? call(function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr) : nullptr);
+    return py::Ref::steal(object ? call(function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)
+                                 : nullptr);
   }();
   // What other leaves have got by then is not the graph's to tell.
   if (!result && !break_pending()) fail("a hook on a gradient that raises an exception");
