@@ -241,3 +241,35 @@ def test_sizes_and_indices_that_are_tensors(name):
 def test_checks_inside_operators_that_constants_decide(f):
     assert breaks(f, X) == 0
     check(f, X, rtol=1e-5, atol=1e-5)
+
+
+class Flagged(nn.Module):
+    """Makes something at its first call, and keeps in a buffer that it did."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("made", torch.tensor(False))
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        if not self.made:
+            self.scale.copy_(1 / x.std(0))
+            self.made.fill_(True)
+        return x * self.scale
+
+
+def test_a_flag_in_a_buffer():
+    """A truth that is given as such is decided, as one that is computed is."""
+    eager, compiled = Flagged(), kiln.compile(Flagged(), fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        assert_same(compiled(x), eager(x))
+    assert_same(compiled.scale, eager.scale)
+
+    def f(x, flag):
+        return x + 1 if flag else x - 1
+
+    chosen = kiln.compile(f, fullgraph=True)
+    for flag in (True, False, True):
+        assert_same(chosen(X, torch.tensor(flag)), f(X, torch.tensor(flag)))
+    assert len(chosen._entries) == 2

@@ -288,7 +288,7 @@ at::Tensor Machine::decide_numbers(const at::Tensor& t) {
 
 std::optional<bool> Machine::decide(const at::Tensor& condition) {
   if (const auto known = constant_value(condition)) return known->toBool();
-  const Value value = trace.find(condition);
+  const Value value = trace.value_of(condition);
   NodeSet nodes;
   const at::Tensor now = evaluate(value, &nodes, Reach::Masks, [&](const Node* n) {
     return options.data_branches || std::all_of(n->results.begin(), n->results.end(), is_single);
