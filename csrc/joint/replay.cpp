@@ -75,7 +75,7 @@ class Replay {
   }
 
   ~Replay() {
-    for (auto& [number, hook] : hooks_) hook.first.remove_hook(hook.second);
+    for (auto& [number, hook] : hooks_) *hook.active = false;
   }
   Replay(const Replay&) = delete;
 
@@ -174,13 +174,17 @@ class Replay {
     } else if (node.op == kHook) {
       const at::Tensor t = or_undefined(env_, node.arg(0));
       const int64_t number = node.arg(1).to_int();
-      hooks_[number] = {t, t.register_hook([this, number](const at::Tensor& g) { return run_hook(number, g); })};
-      TraceState::note_hook(t, true);
+      const auto active = std::make_shared<bool>(true);
+      // It stays with the tensor, which may outlive this.
+      t.register_hook(
+          [this, number, active](const at::Tensor& g) { return *active ? run_hook(number, g) : at::Tensor(); });
+      TraceState::note_hook(t.grad_fn().get(), true);
+      hooks_.emplace(number, Hook{t.grad_fn(), active});
     } else if (node.op == kUnhook) {
       const auto hook = hooks_.find(node.arg(0).to_int());
       KILN_CHECK(hook != hooks_.end(), "a hook is removed that was not registered");
-      hook->second.first.remove_hook(hook->second.second);
-      TraceState::note_hook(hook->second.first, false);
+      *hook->second.active = false;
+      TraceState::note_hook(hook->second.node.get(), false);
       hooks_.erase(hook);
     } else if (node.op == kRetainGrad) {
       or_undefined(env_, node.arg(0)).retain_grad();
@@ -289,7 +293,11 @@ class Replay {
 
   std::shared_ptr<const graph::Graph> graph_;
   std::unordered_map<Value, at::Tensor> env_;
-  std::unordered_map<int64_t, std::pair<at::Tensor, unsigned>> hooks_;  // by number: where it is
+  struct Hook {
+    c10::intrusive_ptr<torch::autograd::Node> node;  // null for a leaf's
+    std::shared_ptr<bool> active;
+  };
+  std::unordered_map<int64_t, Hook> hooks_;  // by number
   struct HookCall {
     Node *begin, *end;
     std::vector<Node*> body;

@@ -3,6 +3,10 @@
 
 #include "graph/graph.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace kiln::joint {
 
 /// What a program may ask of the joint trace that runs it on this thread; outside of one, replaying is an ordinary
@@ -17,8 +21,8 @@ class TraceState {
   static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
   /// Gives a functional tensor's value these strides.
   static void lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides);
-  /// A hook on the gradient of `t`, which only the program itself can run, was registered, or was removed.
-  static void note_hook(const at::Tensor& t, bool registered);
+  /// A hook that only the program itself can run was registered on the node, the grad_fn of a tensor, or removed.
+  static void note_hook(const torch::autograd::Node* node, bool registered);
   /// While alive, nodes are the autograd engine's.
   class BackwardScope {
    public:

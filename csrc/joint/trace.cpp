@@ -571,8 +571,8 @@ void TraceState::set_requires_grad(const at::Tensor& t, bool wanted) {
   if (active && active->is_primal(t)) active->keep_flag(t);
   t.set_requires_grad(wanted);
 }
-void TraceState::note_hook(const at::Tensor& t, bool registered) {
-  if (active && !t.is_leaf()) active->hooked[t.grad_fn().get()] += registered ? 1 : -1;
+void TraceState::note_hook(const torch::autograd::Node* node, bool registered) {
+  if (active && node) active->hooked[node] += registered ? 1 : -1;
 }
 
 at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {

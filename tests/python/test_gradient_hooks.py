@@ -71,6 +71,15 @@ def written_before(m, x, seen):
     m[2](h).sum().backward()
 
 
+def written_after(m, x, seen):
+    h = m[0](x) * 1
+    handle = h.register_hook(lambda g: seen.append(g * 1) or g * 2)
+    h.mul_(2)
+    m[2](h).sum().backward(retain_graph=True)
+    handle.remove()
+    m[2](h).sum().backward()
+
+
 def second_derivatives(m, x, seen):
     h = m[1](m[0](x))
     h.register_hook(lambda g: g * g)
@@ -97,7 +106,7 @@ def of_an_attribute(m, x, seen):
     seen.append(keeper.gradient.abs().sum())
 
 
-PROGRAMS = [scaled, seen_only, two_on_one, on_several, removed, by_autograd_grad, gradient_of_a_view, written_before,
+PROGRAMS = [scaled, seen_only, two_on_one, on_several, removed, by_autograd_grad, gradient_of_a_view, written_before, written_after,
             second_derivatives, random, of_an_attribute]  # fmt: skip
 
 

@@ -46,10 +46,12 @@ PyObject* Machine::gradient_hook_step(PyObject* const* args, size_t n) {
 void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
   static std::atomic<int64_t> last{0};
   const size_t at = gradient_hooks.size();
-  const auto position = t.register_hook([this, at](const at::Tensor& grad) { return run_gradient_hook(at, grad); });
+  t.register_hook([this, at](const at::Tensor& grad) {
+    return gradient_hooks[at].removed ? at::Tensor() : run_gradient_hook(at, grad);
+  });
   trace.record(graph::Op("kiln::register_hook"), {graph::Arg(trace.value_of(t)), graph::Arg(static_cast<int64_t>(at))},
                {});
-  gradient_hooks.push_back({t, position, py::Ref::borrow(function), root_instruction, ++last});
+  gradient_hooks.push_back({t.grad_fn(), py::Ref::borrow(function), root_instruction, ++last});
   // fx has no place for it.
   torch_level_ok = false;
 }
@@ -57,7 +59,6 @@ void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
 void Machine::remove_gradient_hook(GradientHook& h) {
   if (h.removed) return;
   h.removed = true;
-  h.tensor.remove_hook(h.position);
   trace.record(graph::Op("kiln::remove_hook"), {graph::Arg(static_cast<int64_t>(&h - gradient_hooks.data()))}, {});
 }
 
@@ -144,7 +145,7 @@ int Machine::hook_behind(const at::Tensor& result) const {
     for (const auto& e : node->next_edges()) visit(e.function.get());
   }
   for (const GradientHook& h : gradient_hooks)
-    if (!h.removed && !h.tensor.is_leaf() && seen.contains(h.tensor.grad_fn().get())) return h.instruction;
+    if (!h.removed && seen.contains(h.node.get())) return h.instruction;
   return -1;
 }
 

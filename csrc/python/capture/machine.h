@@ -419,8 +419,7 @@ class Machine {
   graph::Arg values_of(const std::vector<at::Tensor>& tensors);
   // --- hooks on gradients: gradient_hooks.cpp ---
   struct GradientHook {
-    at::Tensor tensor;
-    unsigned position = 0;  // among its hooks
+    c10::intrusive_ptr<torch::autograd::Node> node;  // grad_fn of the tensor, then; null for a leaf's
     py::Ref function;
     int instruction = -1;  // the root's that registered it
     int64_t number = 0;    // no other hook of the process has it
