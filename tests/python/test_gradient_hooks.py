@@ -269,8 +269,30 @@ def reads_other_gradients(m, x, seen):
     m[2](m[1](h)).sum().backward()
 
 
+def runs_a_backward(m, x, seen):
+    def hook(g):
+        w = torch.ones(3, requires_grad=True)
+        with torch.enable_grad():
+            (w * 2).sum().backward()
+        return g * w.grad.sum()
+
+    h = m[0](x)
+    h.register_hook(hook)
+    m[2](m[1](h)).sum().backward()
+
+
+def registers_a_hook(m, x, seen):
+    a, b = m[0](x), m[0](x * 2)
+    a.register_hook(lambda g: seen.append(b.register_hook(lambda g: g * 2)) if not seen else None)
+    a.sum().backward(retain_graph=True)
+    m[2](b).sum().backward()
+    seen.clear()
+
+
 @pytest.mark.parametrize(
-    "program", [raises, looks_at_data, of_a_leaf, after_accumulation, reads_other_gradients], ids=lambda f: f.__name__
+    "program",
+    [runs_a_backward, registers_a_hook, raises, looks_at_data, of_a_leaf, after_accumulation, reads_other_gradients],
+    ids=lambda f: f.__name__,
 )
 def test_what_breaks_the_graph(program):
     assert not difference(results(program, kiln.compile), results(program), 1e-5, 1e-6)

@@ -4,8 +4,8 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/Exceptions.h>
 
-#include <algorithm>
 #include <atomic>
+#include <unordered_set>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -103,7 +103,6 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
     graph_break("autograd", why);
     throw_through_engine();
   };
-  if (running_hook) fail("a hook on a gradient that runs a backward");
   const py::Ref result = [&] {
     running_hook = true;
     const auto end = c10::make_scope_exit([&] { running_hook = false; });

@@ -391,6 +391,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
   // Of a transform of torch.func, gradients are what the engine's operators compute.
   if (aten::inside_transform() || std::any_of(roots.begin(), roots.end(), aten::is_wrapper))
     return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
+  if (running_hook) return graph_break("autograd", "a hook on a gradient that runs a backward");
   bool hooks = false, outside = false;
   const size_t own_hooks = gradient_hooks.size();
   std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks, &outside);
@@ -406,8 +407,8 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     else if (!add_hooks_of(t, *k))
       return nullptr;
   }
-  const auto without_hooks = c10::make_scope_exit([&] {
-    for (size_t i = own_hooks; i < gradient_hooks.size(); ++i) remove_gradient_hook(gradient_hooks[i]);
+  const auto without_hooks = c10::make_scope_exit([&, end = gradient_hooks.size()] {
+    for (size_t i = own_hooks; i < end; ++i) remove_gradient_hook(gradient_hooks[i]);
   });
   if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
   if (accumulate && !inputs.empty()) leaves = inputs;
