@@ -47,8 +47,10 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
         const int64_t ldc = n + 3;
         std::vector<float> c(m * ldc + 1, 2.0f);
         const Epilogue e{mode & 1 ? bias.data() : nullptr, (mode & 2) != 0};
-        const Buffer work = aligned(workspace_floats(m, n, k, ma, mb, 2)), packed = aligned(packed_floats(k, n));
-        if (mode == 1) {
+        const bool packs = mode == 1;
+        const Buffer work = aligned(packs ? packed_a_floats(m, n, k, ma, 2) : workspace_floats(m, n, k, ma, mb, 2));
+        const Buffer packed = aligned(packed_floats(k, n));
+        if (packs) {
           pack(k, n, mb, packed.get(), serial);
           multiply_packed(m, n, k, ma, packed.get(), c.data(), ldc, e, work.get(), serial, 2);
         } else {
