@@ -364,17 +364,6 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
 ShapesOnly::ShapesOnly(bool only) : before_(std::exchange(shapes_only, only)) {}
 ShapesOnly::~ShapesOnly() { shapes_only = before_; }
 
-void note_custom_view(const at::Tensor& output) {
-  if (output.is_view())
-    torch::autograd::impl::get_view_autograd_meta(output)->set_creation_meta(
-        torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
-}
-
-bool is_custom_view(const at::Tensor& t) {
-  return t.is_view() && torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() ==
-                            torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION;
-}
-
 bool is_history_of_input(const torch::autograd::Node& node) { return dynamic_cast<const FakeInput*>(&node) != nullptr; }
 
 at::Tensor make_fake(const at::Tensor& real) {

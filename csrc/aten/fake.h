@@ -48,11 +48,6 @@ void copy_autograd(const at::Tensor& real, const at::Tensor& fake);
 /// A fake leaf of this metadata over a storage of its own.
 at::Tensor make_fake(const graph::TensorMeta& meta);
 
-/// Says of an output of a custom autograd function, if it is a view, that autograd lets nobody write to it.
-void note_custom_view(const at::Tensor& output);
-/// Whether the history of `t` is not that of the tensor that it is a view of.
-bool is_custom_view(const at::Tensor& t);
-
 /// While alive, ops without tensor arguments (zeros, randn, arange, ...) make fakes too.
 class FakeModeGuard {
  public:

@@ -206,11 +206,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   if (info.kind == OpKind::InPlace) refuse(call);
   const bool grad_enabled = at::GradMode::is_enabled();
   restore_devices(given);
-  // Of a composite operator, the schema does not say whether it returns its argument (pad, reshape, contiguous).
-  const bool composite = recorded && info.kind == OpKind::Functional &&
-                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  const bool composite = recorded && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  // Of such a one, the schema does not say whether it returns its argument (pad, contiguous).
+  const bool may_return_argument = composite && info.kind == OpKind::Functional;
   std::unordered_set<const void*> memory;
-  for (size_t i = 0; composite && i < given.size(); ++i)
+  for (size_t i = 0; may_return_argument && i < given.size(); ++i)
     for_each_tensor(given[i], [&](const at::Tensor& t) {
       if (t.defined() && t.has_storage()) memory.insert(t.storage().unsafeGetStorageImpl());
     });
@@ -221,8 +221,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     try {
       call_on_fakes(op, *stack);
     } catch (const NeedsData& e) {
-      in_parts = recorded && (info.kind == OpKind::Functional || info.kind == OpKind::View) &&
-                 op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+      in_parts = composite && (info.kind == OpKind::Functional || info.kind == OpKind::View);
       if (!in_parts) fail(*trace, "operator-needs-data", e.what());
     } catch (const Unsupported& e) {
       fail(*trace, "unsupported-operator", op.operator_name().name + ": " + e.what());
@@ -291,7 +290,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   making_from_nothing = false;
   node->returns_list = list;
   node->grad_enabled = grad_enabled;
-  node->fresh = composite && std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
+  node->fresh = may_return_argument && std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
                   return t.defined() && (!t.has_storage() || memory.contains(t.storage().unsafeGetStorageImpl()));
                 });
 }

@@ -6,6 +6,7 @@
 
 #include <deque>
 
+#include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/modes.h"
@@ -355,11 +356,17 @@ class CustomFunction : public torch::autograd::Node {
   std::vector<std::pair<Value, torch::autograd::SavedVariable>> saved_;
 };
 
+/// Where the part ends that begins at nodes[begin]: at the next `op`.
+size_t end_of(const std::vector<Node*>& nodes, size_t begin, const graph::Op& op) {
+  const auto end = std::find_if(nodes.begin() + static_cast<long>(begin) + 1, nodes.end(),
+                                [&](const Node* n) { return n->op == op; });
+  KILN_CHECK(end != nodes.end(), "a traced graph has no " + op.name());
+  return static_cast<size_t>(end - nodes.begin());
+}
+
 size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
   static const graph::Op kEnd("kiln::custom_function_end");
-  size_t end = begin + 1;
-  while (end < nodes.size() && nodes[end]->op != kEnd) ++end;
-  KILN_CHECK(end < nodes.size(), "a custom function has no end");
+  const size_t end = end_of(nodes, begin, kEnd);
   const variable_list inputs = list(nodes[begin]->arg(0));
   auto function = c10::make_intrusive<CustomFunction>(
       graph_, *nodes[begin], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end), *nodes[end]);
@@ -374,9 +381,7 @@ size_t Replay::custom_function(const std::vector<Node*>& nodes, size_t begin) {
 
 size_t Replay::hook_call(const std::vector<Node*>& nodes, size_t begin) {
   static const graph::Op kEnd("kiln::gradient_hook_end");
-  size_t end = begin + 1;
-  while (end < nodes.size() && nodes[end]->op != kEnd) ++end;
-  KILN_CHECK(end < nodes.size(), "a hook has no end");
+  const size_t end = end_of(nodes, begin, kEnd);
   hook_calls_.push_back({nodes[begin], nodes[end], std::vector<Node*>(nodes.begin() + begin + 1, nodes.begin() + end)});
   return end;
 }

@@ -6,6 +6,7 @@
 #include <typeinfo>
 #include <unordered_set>
 
+#include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/functional_form.h"
@@ -20,6 +21,7 @@
 namespace kiln::joint {
 
 namespace fn = at::functionalization::impl;
+using aten::nodes_behind;
 using graph::Arg;
 using graph::Value;
 using torch::autograd::Edge;
@@ -229,21 +231,6 @@ bool Tracer::fills_its_base(const at::Tensor& t) {
   return !value.meta().is_non_overlapping_and_dense();
 }
 
-/// The autograd nodes behind `roots`.
-std::vector<torch::autograd::Node*> nodes_behind(const edge_list& roots) {
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> nodes, todo;
-  for (const Edge& e : roots) todo.push_back(e.function.get());
-  while (!todo.empty()) {
-    torch::autograd::Node* node = todo.back();
-    todo.pop_back();
-    if (!node || !seen.insert(node).second) continue;
-    nodes.push_back(node);
-    for (const Edge& e : node->next_edges()) todo.push_back(e.function.get());
-  }
-  return nodes;
-}
-
 bool Tracer::has_history(const at::Tensor& t, Output& out) {
   bool has = false;
   try {
@@ -433,15 +420,16 @@ void Tracer::differentiate() {
     if (!t.requires_grad() || t.is_leaf()) continue;
     joint_.forward_requires_grad[i] = true;
     const Edge root = torch::autograd::impl::gradient_edge(t);
-    if (recorder_.differentiated) {
+    if (recorder_.differentiated || !hooked.empty()) {
       const auto nodes = nodes_behind({root});
-      joint_.forward_freed[i] =
-          std::any_of(nodes.begin(), nodes.end(), [](auto* node) { return gave_up_saved(*node, /*others=*/false); });
+      joint_.forward_freed[i] = recorder_.differentiated && std::any_of(nodes.begin(), nodes.end(), [](auto* node) {
+                                  return gave_up_saved(*node, /*others=*/false);
+                                });
       if (joint_.forward_freed[i]) continue;
+      for (const torch::autograd::Node* node : nodes)
+        if (const auto it = hooked.find(node); it != hooked.end() && it->second > 0)
+          throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
     }
-    for (const torch::autograd::Node* node : nodes_behind({root}))
-      if (const auto it = hooked.find(node); it != hooked.end() && it->second > 0)
-        throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
     of.push_back(i);
     roots.push_back(root);
   }

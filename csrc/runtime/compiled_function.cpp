@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "aten/autograd.h"
 #include "aten/pch.h"
 #include "base/error.h"
 #include "runtime/autograd_node.h"
@@ -54,7 +55,7 @@ at::Tensor custom_view_of(const at::Tensor& result) {
   const at::AutoGradMode mode(false);
   const at::Tensor base = result.detach(), view = base.view_as(base);
   torch::autograd::impl::set_gradient_edge(view, torch::autograd::impl::gradient_edge(result));
-  torch::autograd::impl::get_view_autograd_meta(view)->set_creation_meta(kCustomView);
+  aten::note_custom_view(view);
   return view;
 }
 

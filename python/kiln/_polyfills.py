@@ -168,12 +168,6 @@ class GradientHookHandle(torch.utils.hooks.RemovableHandle):
     def remove(self):
         _C._gradient_hook("remove", self._kiln_number)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, value, traceback):
-        self.remove()
-
     def __getstate__(self):
         return self._kiln_number
 
@@ -214,11 +208,12 @@ def BackwardHook__apply_on_tensors(self, fn, args):
         return args, None
     if len(wanted) > 1 or type(args) is not tuple:
         return NotImplemented
-    new = list(args)
+    new, at = list(args), wanted[0]
     for i in where:
-        new[i] = args[i].view_as(args[i])
-    (new[wanted[0]],) = torch.nn.modules._functions.BackwardHookFunction.apply(args[wanted[0]])
-    fn(_IdentityNode(new[wanted[0]], where.index(wanted[0]), len(where)))
+        if i != at:
+            new[i] = args[i].view_as(args[i])
+    (new[at],) = torch.nn.modules._functions.BackwardHookFunction.apply(args[at])
+    fn(_IdentityNode(new[at], where.index(at), len(where)))
     return tuple(new), where
 
 
@@ -242,6 +237,14 @@ def custom_function_target(cls):
     return _targets[cls]
 
 
+def _is_among(tensor, others):
+    """Whether one of `others` is this very object: `in` would compare tensors."""
+    for other in others:
+        if other is tensor:
+            return True
+    return False
+
+
 def custom_function(cls, args, differentiated):
     """torch.autograd.Function.apply as captured code runs it: forward, then, if its result may be `differentiated`, backward
     for gradients that stand for those to come."""
@@ -257,17 +260,15 @@ def custom_function(cls, args, differentiated):
             result = cls.forward(context, *args)
     outputs = list(result) if isinstance(result, tuple) else [result]
     for i, output in enumerate(outputs):
-        for a in args:
-            if not isinstance(a, torch.Tensor) or output is not a:
-                continue
-            for other in context._kiln_plain:
-                if other is a:
-                    _C._custom_function("refuse", "its forward returns an input that it marks as non-differentiable")
+        if not isinstance(output, torch.Tensor):
+            continue
+        if _is_among(output, args):
+            if _is_among(output, context._kiln_plain):
+                _C._custom_function("refuse", "its forward returns an input that it marks as non-differentiable")
             with torch.no_grad():
-                outputs[i] = output = a.view_as(a) if differentiated or not a.requires_grad else a.detach()
-            result = tuple(outputs) if isinstance(result, tuple) else output
-        if isinstance(output, torch.Tensor):
-            _C._custom_function("output", output)
+                outputs[i] = output.view_as(output) if differentiated or not output.requires_grad else output.detach()
+        _C._custom_function("output", outputs[i])
+    result = tuple(outputs) if isinstance(result, tuple) else outputs[0]
     if context._kiln_refused:
         _C._custom_function("refuse", context._kiln_refused)
     if not differentiated:
@@ -277,10 +278,8 @@ def custom_function(cls, args, differentiated):
     for output in outputs:
         if not isinstance(output, torch.Tensor):
             _C._custom_function("refuse", "its forward returns other things than tensors")
-        plain = not (output.is_floating_point() or output.is_complex())
-        for other in context._kiln_plain:
-            plain = plain or other is output
-        differentiable.append(not plain)
+        differentiates = output.is_floating_point() or output.is_complex()
+        differentiable.append(differentiates and not _is_among(output, context._kiln_plain))
     inputs = tuple([a for a, needed in zip(args, context.needs_input_grad) if needed])
     grads = iter(_C._custom_function("begin", inputs, tuple([o for o, yes in zip(outputs, differentiable) if yes])))
     # In grad mode, as with create_graph=True; autograd sets the mode anew when the backward runs.
@@ -329,9 +328,8 @@ def checkpoint(
         _C._checkpoint("end")
     if use_reentrant:  # one autograd.Function in eager
         for output in result if isinstance(result, tuple) else (result,):
-            for a in args:
-                if output is a and isinstance(a, torch.Tensor):
-                    _C._checkpoint("refuse")
+            if isinstance(output, torch.Tensor) and _is_among(output, args):
+                _C._checkpoint("refuse")
             if isinstance(output, torch.Tensor) and output.is_floating_point() and not output.requires_grad:
                 _C._checkpoint("refuse")
     return result

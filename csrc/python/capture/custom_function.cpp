@@ -4,6 +4,7 @@
 // And torch.utils.checkpoint: joint/rematerialize.cpp computes again what a checkpointed call has recorded.
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/own_ops.h"

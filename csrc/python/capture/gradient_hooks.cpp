@@ -4,14 +4,15 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/Exceptions.h>
 
-#include <atomic>
-#include <unordered_set>
+#include <algorithm>
 
+#include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
+#include "python/guards/checks.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -44,7 +45,7 @@ PyObject* Machine::gradient_hook_step(PyObject* const* args, size_t n) {
 }
 
 void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
-  static std::atomic<int64_t> last{0};
+  static int64_t last = 0;
   const size_t at = gradient_hooks.size();
   t.register_hook([this, at](const at::Tensor& grad) {
     return gradient_hooks[at].removed ? at::Tensor() : run_gradient_hook(at, grad);
@@ -66,9 +67,7 @@ bool Machine::add_hooks_of(const at::Tensor& fake, const Known& k) {
   const at::Tensor& real = THPVariable_Unpack(k.real.get());
   PyObject* dict = reinterpret_cast<THPVariable*>(k.real.get())->backward_hooks;
   // Others than register_hook()'s, which are all in one.
-  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(real);
-  if (!dict || torch::autograd::impl::hooks(real).size() != 1 || torch::autograd::impl::post_acc_grad_hooks(real) ||
-      (accumulator && (!accumulator->pre_hooks().empty() || !accumulator->post_hooks().empty())))
+  if (!dict || torch::autograd::impl::hooks(real).size() != 1 || guards::has_accumulation_hooks(k.real.get()))
     return graph_break("autograd", "a backward that runs other hooks of a parameter than those on its gradient");
   static PyObject* const name = PyUnicode_InternFromString("_backward_hooks");
   static PyObject* const list = PyObject_GetAttrString(polyfills(), "hooks_in");
@@ -86,7 +85,11 @@ bool Machine::add_hooks_of(const at::Tensor& fake, const Known& k) {
 at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
   const pybind11::gil_scoped_acquire gil;
   const int were_paused = std::exchange(paused, 0);
-  const auto pause = c10::make_scope_exit([&] { paused = were_paused; });
+  running_hook = true;
+  const auto end = c10::make_scope_exit([&] {
+    paused = were_paused;
+    running_hook = false;
+  });
   const aten::RecordingResumed recording;
   c10::IValue value(given);
   aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
@@ -103,48 +106,37 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
     graph_break("autograd", why);
     throw_through_engine();
   };
-  const py::Ref result = [&] {
-    running_hook = true;
-    const auto end = c10::make_scope_exit([&] { running_hook = false; });
-    return py::Ref::steal(object ? call(function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)
-                                 : nullptr);
-  }();
+  const py::Ref result =
+      py::Ref::steal(object ? call(function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr) : nullptr);
   // What other leaves have got by then is not the graph's to tell.
   if (!result && !break_pending()) fail("a hook on a gradient that raises an exception");
   if (!result) throw_through_engine();
   at::Tensor out;
+  graph::Arg returned;
   if (result.get() != Py_None) {
     if (!py::is_tensor(result.get())) fail("a hook on a gradient that returns something else than a tensor");
     out = THPVariable_Unpack(result.get());
-    if (!trace.value_of(out)) fail("a hook on a gradient that returns an unknown tensor");
+    const graph::Value value = trace.value_of(out);
+    if (!value) fail("a hook on a gradient that returns an unknown tensor");
+    returned = graph::Arg(value);
   }
-  trace.record(graph::Op("kiln::gradient_hook_end"), {out.defined() ? graph::Arg(trace.value_of(out)) : graph::Arg()},
-               {});
-  ++hook_runs;
+  trace.record(graph::Op("kiln::gradient_hook_end"), {std::move(returned)}, {});
+  hooks_ran = true;
   return out;
 }
 
 int Machine::hook_behind(const at::Tensor& result) const {
-  if (gradient_hooks.empty() || !result.requires_grad()) return -1;
-  std::vector<torch::autograd::Node*> todo;
-  std::unordered_set<torch::autograd::Node*> seen;
-  const auto visit = [&](torch::autograd::Node* node) {
-    if (node && seen.insert(node).second) todo.push_back(node);
-  };
-  torch::autograd::Edge edge;
+  // Once a backward has run hooks, the joint trace knows whether another may.
+  if (gradient_hooks.empty() || hooks_ran || !result.requires_grad()) return -1;
+  torch::autograd::edge_list root;
   try {
-    edge = torch::autograd::impl::gradient_edge(result);
+    root.push_back(torch::autograd::impl::gradient_edge(result));
   } catch (const c10::Error&) {
     return -1;  // as in leaf_behind
   }
-  visit(edge.function.get());
-  while (!todo.empty()) {
-    torch::autograd::Node* node = todo.back();
-    todo.pop_back();
-    for (const auto& e : node->next_edges()) visit(e.function.get());
-  }
+  const std::vector<torch::autograd::Node*> behind = aten::nodes_behind(root);
   for (const GradientHook& h : gradient_hooks)
-    if (!h.removed && seen.contains(h.node.get())) return h.instruction;
+    if (!h.removed && std::find(behind.begin(), behind.end(), h.node.get()) != behind.end()) return h.instruction;
   return -1;
 }
 

@@ -777,9 +777,8 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
       root_instruction = made_at;
       return;
     }
-  // Once a backward has run, the joint trace knows whether another may.
   for (const at::Tensor& t : leaver.tensors)
-    if (const int registered_at = hook_runs > 0 ? -1 : hook_behind(t); registered_at >= 0) {
+    if (const int registered_at = hook_behind(t); registered_at >= 0) {
       graph_break("autograd", "a hook on a gradient that is computed after the captured part");
       root_instruction = registered_at;
       return;

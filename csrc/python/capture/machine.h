@@ -426,8 +426,7 @@ class Machine {
     bool removed = false;
   };
   std::vector<GradientHook> gradient_hooks;
-  bool running_hook = false;
-  int64_t hook_runs = 0;
+  bool running_hook = false, hooks_ran = false;
   /// What kiln._polyfills asks for: ("register", tensor, hook) gives the hook's number, ("remove", number).
   PyObject* gradient_hook_step(PyObject* const* args, size_t n);
   void add_gradient_hook(const at::Tensor& t, PyObject* function);
@@ -436,7 +435,7 @@ class Machine {
   bool add_hooks_of(const at::Tensor& fake, const Known& k);
   /// Interprets a call of the hook, in the middle of a backward.
   at::Tensor run_gradient_hook(size_t at, const at::Tensor& grad);
-  /// Which instruction registered a hook that a backward of `result` would run; -1 if there is none.
+  /// Which instruction registered a hook that a backward of `result` would be the first to run; -1 if there is none.
   int hook_behind(const at::Tensor& result) const;
   /// Beginning and end of a checkpointed call, whose nodes are marked (Node::checkpoint).
   PyObject* checkpoint_step(PyObject* const* args, size_t n);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "python/capture/callables.h"
@@ -26,23 +27,14 @@ namespace {
 /// through an input that has a history of its own.
 std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, bool* hooks, bool* outside) {
   std::vector<at::Tensor> leaves;
-  std::unordered_set<torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> todo;
-  auto visit = [&](torch::autograd::Node* node) {
-    if (node && seen.insert(node).second) todo.push_back(node);
-  };
   // Held: a leaf does not own the node that accumulates into it.
   torch::autograd::edge_list edges;
   for (const at::Tensor& t : roots) edges.push_back(torch::autograd::impl::gradient_edge(t));
-  for (const auto& edge : edges) visit(edge.function.get());
-  while (!todo.empty()) {
-    torch::autograd::Node* node = todo.back();
-    todo.pop_back();
+  for (torch::autograd::Node* node : aten::nodes_behind(edges)) {
     // Hooks on the gradients of tensors are the capture's own: gradient_hooks.cpp.
     if (!node->pre_hooks().empty() || !node->post_hooks().empty()) *hooks = true;
     if (aten::is_history_of_input(*node)) *outside = true;
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(leaf->variable);
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
   return leaves;
 }

@@ -167,19 +167,18 @@ std::optional<uint64_t> other_sizes(const Target& target, const guards::Call& ca
     --owner.quiet;
     return std::nullopt;
   }
+  // Taken wrongly, a call runs in eager, and its time counts for other sizes.
+  for (const EntryPtr& e : cache.entries) {
+    if (owner.taken == 0 || e->id != owner.sizes_of || e->globals.get() != call.globals) continue;
+    const std::optional<uint64_t> key = e->tree.sizes_key_at(call, owner.sizes_at);
+    if (!key || cache.late_sizes.pays(*key)) break;
+    --owner.taken;
+    return key;
+  }
   std::vector<Entry*> own;
   for (const EntryPtr& e : cache.entries)
     if (e->owner == target.owner && e->globals.get() == call.globals) own.push_back(e.get());
   std::sort(own.begin(), own.end(), [](const Entry* a, const Entry* b) { return a->id < b->id; });
-  // Taken wrongly, a call runs in eager, and its time counts for other sizes.
-  if (owner.taken > 0)
-    for (Entry* e : own) {
-      if (e->id != owner.sizes_of) continue;
-      const std::optional<uint64_t> key = e->tree.sizes_key_at(call, owner.sizes_at);
-      if (!key || cache.late_sizes.pays(*key)) continue;
-      --owner.taken;
-      return key;
-    }
   constexpr uint32_t kLongestTaken = 63;
   for (Entry* e : own) {
     owner.sizes_at.clear();

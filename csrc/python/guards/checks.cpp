@@ -120,12 +120,23 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   return "";
 }
 
+namespace {
+const torch::autograd::AutogradMeta* autograd_meta_of(PyObject* tensor) {
+  return static_cast<torch::autograd::AutogradMeta*>(THPVariable_Unpack(tensor).unsafeGetTensorImpl()->autograd_meta());
+}
+}  // namespace
+
 bool has_gradient_hooks(PyObject* o) {
   if (!py::is_tensor(o)) return true;
-  auto* meta =
-      static_cast<torch::autograd::AutogradMeta*>(THPVariable_Unpack(o).unsafeGetTensorImpl()->autograd_meta());
+  const auto* meta = autograd_meta_of(o);
+  return meta && (!meta->hooks_.empty() || has_accumulation_hooks(o));
+}
+
+bool has_accumulation_hooks(PyObject* o) {
+  if (!py::is_tensor(o)) return true;
+  const auto* meta = autograd_meta_of(o);
   if (!meta) return false;
-  if (!meta->hooks_.empty() || meta->post_acc_grad_hooks_) return true;
+  if (meta->post_acc_grad_hooks_) return true;
   if (meta->grad_accumulator_.expired()) return false;
   const auto node = meta->grad_accumulator_.lock();
   return node && (!node->pre_hooks().empty() || !node->post_hooks().empty());

@@ -1,0 +1,42 @@
+#include "aten/autograd.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <unordered_set>
+
+#include "aten/pch.h"
+
+namespace kiln::aten {
+
+using torch::autograd::CreationMeta;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+std::vector<Node*> nodes_behind(const std::vector<Edge>& roots) {
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> nodes, todo;
+  const auto visit = [&](const Edge& e) {
+    if (e.is_valid() && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
+  };
+  for (const Edge& e : roots) visit(e);
+  while (!todo.empty()) {
+    Node* node = todo.back();
+    todo.pop_back();
+    nodes.push_back(node);
+    for (const Edge& e : node->next_edges()) visit(e);
+  }
+  return nodes;
+}
+
+void note_custom_view(const at::Tensor& output) {
+  if (output.is_view())
+    torch::autograd::impl::get_view_autograd_meta(output)->set_creation_meta(CreationMeta::IN_CUSTOM_FUNCTION);
+}
+
+bool is_custom_view(const at::Tensor& t) {
+  return t.is_view() &&
+         torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == CreationMeta::IN_CUSTOM_FUNCTION;
+}
+
+}  // namespace kiln::aten

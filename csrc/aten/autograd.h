@@ -1,0 +1,18 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <vector>
+
+// What PyTorch's autograd knows of tensors, be they fakes, functional or real.
+namespace kiln::aten {
+
+/// The autograd nodes that a backward from `roots`, which the caller holds, may reach.
+std::vector<torch::autograd::Node*> nodes_behind(const std::vector<torch::autograd::Edge>& roots);
+
+/// Says of an output of a custom autograd function, if it is a view, that autograd lets nobody write to it.
+void note_custom_view(const at::Tensor& output);
+/// Whether the history of `t` is not that of the tensor that it is a view of.
+bool is_custom_view(const at::Tensor& t);
+
+}  // namespace kiln::aten
