@@ -499,6 +499,32 @@ def test_sets_of_constants():
     calls(f, [change, change, NAMES.clear])
 
 
+def gaps(elements, kept):
+    """A set that has the table of a larger one, from which all but every `kept`th element was removed."""
+    made = set(elements)
+    for i, element in enumerate(elements):
+        if i % kept:
+            made.discard(element)
+    return made
+
+
+NUMBERS = gaps(range(64), 7)
+WORDS = gaps([f"word.{i}" for i in range(200)], 9)
+
+
+@pytest.mark.parametrize("elements", [NUMBERS, WORDS], ids=["numbers", "words"])
+@pytest.mark.parametrize("kind", [lambda s: s, frozenset, list], ids=["set", "frozenset", "list"])
+def test_sets_keep_their_order(elements, kind):
+    """A copy of a set from which elements were removed has them in another order."""
+    held = kind(elements)
+
+    def f(x):
+        return [x * int(str(e).split(".")[-1]) for e in held], 7 in held
+
+    calls(f, [lambda: None])
+    assert set(elements) == set(held)
+
+
 def test_unions_of_types_are_compared_by_value():
     class Holder:
         pass

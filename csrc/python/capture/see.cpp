@@ -615,8 +615,6 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     }
     case Class::Set:
     case Class::FrozenSet: {
-      if (c == Class::Set) copy = subclass ? make_empty(&PySet_Type, nullptr) : py::Ref::steal(PySet_New(nullptr));
-      if (c == Class::Set && !copy) return nullptr;
       Py_ssize_t pos = 0, i = 0;
       PyObject* key;
       Py_hash_t hash;
@@ -627,15 +625,21 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
         return is_constant(r.get()) && !PyLong_CheckExact(r.get()) && !PyFloat_CheckExact(r.get());
       });
       py::Ref list = py::Ref::steal(PyList_New(0));
+      bool themselves = true;
       for (const py::Ref& r : elements) {
         py::Ref v = fresh.whole ? r : element(r.get(), child(SK::SetItemAt, source, nullptr, i++));
         if (!v || PyList_Append(list.get(), v.get()) < 0 || !keep(v)) return nullptr;
+        themselves &= v.get() == r.get();
       }
-      if (c == Class::FrozenSet)
-        copy = subclass ? make_empty(&PyFrozenSet_Type, list.get()) : py::Ref::steal(PyFrozenSet_New(list.get()));
-      else if (_PySet_Update(copy.get(), list.get()) < 0)
-        return nullptr;
+      // Stand-ins have hashes, and places, of their own.
+      PyObject* const given = themselves ? nullptr : list.get();
+      if (c == Class::Set)
+        copy = subclass ? make_empty(&PySet_Type, nullptr) : py::Ref::steal(PySet_New(nullptr));
+      else
+        copy = subclass ? make_empty(&PyFrozenSet_Type, given) : py::Ref::steal(PyFrozenSet_New(given));
       if (!copy) return nullptr;
+      if (themselves ? !py311::copy_set(copy.get(), o) : c == Class::Set && _PySet_Update(copy.get(), given) < 0)
+        return nullptr;
       at = known(copy.get());
       break;
     }

@@ -114,6 +114,25 @@ RunningFrame::~RunningFrame() {
   ts_->cframe->use_tracing = cframe_.use_tracing;
 }
 
+bool copy_set(PyObject* empty, PyObject* set) {
+  auto* to = reinterpret_cast<PySetObject*>(empty);
+  const auto* from = reinterpret_cast<const PySetObject*>(set);
+  const size_t places = static_cast<size_t>(from->mask) + 1;
+  if (places > PySet_MINSIZE) {
+    auto* table = static_cast<setentry*>(PyMem_Malloc(places * sizeof(setentry)));
+    if (!table) return PyErr_NoMemory(), false;
+    to->table = table;
+  }
+  for (size_t i = 0; i < places; ++i) {
+    to->table[i] = from->table[i];
+    if (PyObject* key = to->table[i].key; key && key != _PySet_Dummy) Py_INCREF(key);
+  }
+  to->fill = from->fill;
+  to->used = from->used;
+  to->mask = from->mask;
+  return true;
+}
+
 PyObject* dict_behind(PyObject* o) {
   struct Proxy {  // of Objects/descrobject.c
     PyObject_HEAD;

@@ -103,9 +103,13 @@ class RunningFrame {
   _PyCFrame cframe_;
 };
 
-/// The version that CPython stamps on each dict anew at every write.
+/// Gives `empty`, a set or frozenset that nobody has seen, the elements of `set` in the same places: both are gone
+/// through in one order, and what is added next comes to one place. CPython's own copies close the gaps that removed
+/// elements leave. False with MemoryError set.
+bool copy_set(PyObject* empty, PyObject* set);
 /// The dict of which `o` is a mappingproxy, borrowed; null for any other object.
 PyObject* dict_behind(PyObject* o);
+/// The version that CPython stamps on each dict anew at every write.
 inline uint64_t dict_version(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
 /// The type's version, given one if it has none yet; 0 if CPython cannot version it.
 unsigned type_version(PyTypeObject* type);
