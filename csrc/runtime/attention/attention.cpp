@@ -1,19 +1,14 @@
 #include "runtime/attention/attention.h"
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
 
 #include "base/round.h"
+#include "runtime/attention/rows.h"
 #include "runtime/gemm/kernels.h"
 #include "runtime/gemm/scratch.h"
-#include "runtime/gemm/target.h"
 
 namespace kiln::runtime::attention {
 namespace {
@@ -90,107 +85,6 @@ auto first(int64_t steps) {
   return [steps](int64_t, int64_t) { return Steps{0, steps}; };
 }
 
-/// e^x for x <= 0 or so: range reduction by ln 2 in two parts and a polynomial of degree 5 (Cephes' expf coefficients);
-/// error below 1 ulp there. -inf gives 0, NaN gives NaN.
-KILN_AVX512 inline __m512 exp512(__m512 x) {
-  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);  // x where that is NaN
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504088896341f)), 8);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), clamped);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.3981999507e-3f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1f));
-  y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(y, n);
-}
-
-KILN_AVX512 inline __mmask16 tail_mask(int64_t rest) {
-  return rest >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << rest) - 1);
-}
-
-/// row[0, n) = exp(scale * row - shift); returns the sum. row[n, to) = 0.
-KILN_AVX512 float exp_row(float* row, int64_t n, int64_t to, float scale, float shift) {
-  const __m512 f = _mm512_set1_ps(scale), d = _mm512_set1_ps(shift);
-  __m512 sum = _mm512_setzero_ps();
-  const int64_t whole = n / 16 * 16;
-  for (int64_t j = 0; j < whole; j += 16) {
-    const __m512 e = exp512(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), f, d));
-    sum = _mm512_add_ps(sum, e);
-    _mm512_storeu_ps(row + j, e);
-  }
-  for (int64_t j = whole; j < to; j += 16) {
-    const __mmask16 valid = j < n ? tail_mask(n - j) : 0;
-    __m512 e = exp512(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(valid, row + j), f, d));
-    e = _mm512_maskz_mov_ps(valid, e);
-    sum = _mm512_add_ps(sum, e);
-    _mm512_mask_storeu_ps(row + j, tail_mask(to - j), e);
-  }
-  return _mm512_reduce_add_ps(sum);
-}
-
-KILN_AVX512 float max_row(const float* row, int64_t n) {
-  // Several at a time: a maximum waits for the one before it.
-  constexpr int kAtOnce = 4;
-  __m512 m[kAtOnce];
-  std::fill_n(m, kAtOnce, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
-  __mmask16 nan = 0;
-  int64_t j = 0;
-  for (; j + 16 * kAtOnce <= n; j += 16 * kAtOnce)
-    for (int i = 0; i < kAtOnce; ++i) {
-      const __m512 x = _mm512_loadu_ps(row + j + 16 * i);
-      nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-      m[i] = _mm512_max_ps(m[i], x);
-    }
-  for (; j < n; j += 16) {
-    const __m512 x = _mm512_mask_loadu_ps(m[0], tail_mask(n - j), row + j);
-    nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    m[0] = _mm512_max_ps(m[0], x);
-  }
-  const __m512 all = _mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3]));
-  return nan ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(all);
-}
-
-/// row[0, n) = scale * row + mask; the mask's elements are `step` (0 or 1) apart.
-KILN_AVX512 void mask_row(float* row, int64_t n, float scale, const float* mask, int64_t step) {
-  const __m512 f = _mm512_set1_ps(scale), one = _mm512_set1_ps(*mask);
-  for (int64_t j = 0; j < n; j += 16) {
-    const __mmask16 valid = tail_mask(n - j);
-    const __m512 m = step ? _mm512_maskz_loadu_ps(valid, mask + j) : one;
-    _mm512_mask_storeu_ps(row + j, valid, _mm512_fmadd_ps(f, _mm512_maskz_loadu_ps(valid, row + j), m));
-  }
-}
-
-KILN_AVX512 void scale_row(float* row, int64_t n, float by) {
-  const __m512 f = _mm512_set1_ps(by);
-  for (int64_t j = 0; j < n; j += 16) {
-    const __mmask16 valid = tail_mask(n - j);
-    _mm512_mask_storeu_ps(row + j, valid, _mm512_mul_ps(f, _mm512_maskz_loadu_ps(valid, row + j)));
-  }
-}
-
-KILN_AVX512 float dot_row(const float* a, const float* b, int64_t n) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t j = 0; j < n; j += 16) {
-    const __mmask16 valid = tail_mask(n - j);
-    sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(valid, a + j), _mm512_maskz_loadu_ps(valid, b + j), sum);
-  }
-  return _mm512_reduce_add_ps(sum);
-}
-
-/// ds[0, n) = p * (dp - delta) * scale, in place in dp; dp[n, to) = 0.
-KILN_AVX512 void score_gradient_row(const float* p, float* dp, int64_t n, int64_t to, float delta, float scale) {
-  const __m512 d = _mm512_set1_ps(delta), f = _mm512_set1_ps(scale);
-  for (int64_t j = 0; j < to; j += 16) {
-    const __mmask16 valid = j < n ? tail_mask(n - j) : 0;
-    const __m512 g = _mm512_sub_ps(_mm512_maskz_loadu_ps(valid, dp + j), d);
-    const __m512 x = _mm512_mul_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(valid, p + j), g), f);
-    _mm512_mask_storeu_ps(dp + j, tail_mask(to - j), _mm512_maskz_mov_ps(valid, x));
-  }
-}
-
 /// Keys of the block that starts at `key0` which query `i` sees.
 int64_t visible(const Shape& s, int64_t i, int64_t key0, int64_t keys) {
   return s.causal ? std::clamp<int64_t>(i + 1 - key0, 0, keys) : keys;
@@ -236,6 +130,7 @@ class PackedKeys {
 
 void forward_block(const Shape& s, In q, Mask mask, Out out, RowSums lse, int64_t b, int64_t h, int64_t i0,
                    PackedKeys& packed, float* memory) {
+  const Rows& on_row = row_functions();
   const int64_t d = s.head_size, rows = std::min(kQueryBlock, s.queries - i0);
   const int64_t ld = round_up(std::min(kKeyBlock, s.keys), 16);
   float *const scores = memory, *const acc = scores + kQueryBlock * ld;
@@ -251,18 +146,18 @@ void forward_block(const Shape& s, In q, Mask mask, Out out, RowSums lse, int64_
     for (int64_t i = 0; i < rows; ++i) {
       float* row = scores + i * ld;
       const int64_t seen = visible(s, i0 + i, key0, keys);
-      if (mask.data && seen) mask_row(row, seen, s.scale, mask.at(b, h, i0 + i, key0), mask.key);
+      if (mask.data && seen) on_row.mask(row, seen, s.scale, mask.at(b, h, i0 + i, key0), mask.key);
       const float scale = mask.data ? 1.0f : s.scale;
-      const float high = seen ? max_row(row, seen) * scale : kHidden;
+      const float high = seen ? on_row.highest(row, seen) * scale : kHidden;
       const float next = std::isnan(high) || high > top[i] ? high : top[i];
       if (next == kHidden) {  // nothing seen yet
         std::fill_n(row, keys, 0.0f);
         continue;
       }
       const float keep = top[i] == next ? 1.0f : std::exp(top[i] - next);
-      sum[i] = sum[i] * keep + exp_row(row, seen, keys, scale, next);
+      sum[i] = sum[i] * keep + on_row.exponentiate(row, seen, keys, scale, next);
       top[i] = next;
-      if (key0 > 0 && keep != 1.0f) scale_row(acc + i * d, d, keep);
+      if (key0 > 0 && keep != 1.0f) on_row.scale(acc + i * d, d, keep);
     }
     product(
         scores, ld, 1, rows, block.values, acc, d, key0 > 0,
@@ -270,7 +165,7 @@ void forward_block(const Shape& s, In q, Mask mask, Out out, RowSums lse, int64_
   }
   for (int64_t i = 0; i < rows; ++i) {
     const bool hidden = top[i] == kHidden;  // as in eager: zeros, and 0 as the sum's logarithm
-    if (!hidden) scale_row(acc + i * d, d, 1.0f / sum[i]);
+    if (!hidden) on_row.scale(acc + i * d, d, 1.0f / sum[i]);
     std::copy_n(acc + i * d, d, out.at(b, h, i0 + i));
     if (lse.data) lse.at(b, h, i0 + i) = hidden ? 0.0f : top[i] + std::log(sum[i]);
   }
@@ -290,6 +185,7 @@ void forward_blocks(const Shape& s, In q, In k, In v, Mask mask, Out out, RowSum
 
 void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In out, RowSums lse, Out grad_q,
                    Out grad_k, Out grad_v, int64_t b, int64_t hk) {
+  const Rows& on_row = row_functions();
   const int64_t d = s.head_size, group = s.heads / s.kv_heads, span = std::min(kKeyBlock, s.keys),
                 ld = round_up(span, 16);
   Scratch& mem = scratch();
@@ -325,10 +221,10 @@ void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In 
         product(grad_out.at(b, h, i0), grad_out.row, 1, rows, vt, ds, ld, false, first(d), seen_by);
         for (int64_t i = 0; i < rows; ++i) {
           const int64_t seen = visible(s, i0 + i, key0, keys);
-          delta[i] = dot_row(grad_out.at(b, h, i0 + i), out.at(b, h, i0 + i), d);
-          if (mask.data && seen) mask_row(p + i * ld, seen, s.scale, mask.at(b, h, i0 + i, key0), mask.key);
-          exp_row(p + i * ld, seen, seen_by_all, mask.data ? 1.0f : s.scale, lse.at(b, h, i0 + i));
-          score_gradient_row(p + i * ld, ds + i * ld, seen, seen_by_all, delta[i], s.scale);
+          delta[i] = on_row.dot(grad_out.at(b, h, i0 + i), out.at(b, h, i0 + i), d);
+          if (mask.data && seen) on_row.mask(p + i * ld, seen, s.scale, mask.at(b, h, i0 + i, key0), mask.key);
+          on_row.exponentiate(p + i * ld, seen, seen_by_all, mask.data ? 1.0f : s.scale, lse.at(b, h, i0 + i));
+          on_row.score_gradient(p + i * ld, ds + i * ld, seen, seen_by_all, delta[i], s.scale);
         }
         // Query i sees no key after i: the first queries of a tile of keys may contribute nothing.
         const auto seeing = [&](int64_t j, int64_t) {
@@ -350,7 +246,7 @@ void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In 
 }  // namespace
 
 bool supported(const Shape& s) {
-  return gemm::has_avx512() && s.head_size > 0 && s.head_size <= 256 && s.queries > 0 && s.keys > 0 && s.kv_heads > 0 &&
+  return gemm::supported() && s.head_size > 0 && s.head_size <= 256 && s.queries > 0 && s.keys > 0 && s.kv_heads > 0 &&
          s.heads % s.kv_heads == 0;
 }
 
@@ -374,4 +270,3 @@ void backward(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In out, 
 }
 
 }  // namespace kiln::runtime::attention
-#pragma GCC diagnostic pop

@@ -132,7 +132,7 @@ class Tiles {
   }
   /// `lines` pixels from `pixel` on, `step` apart, to lines at.. of all tiles.
   void copy(float* to, int64_t at, int64_t lines, int64_t pixel, int64_t step) const {
-    const int64_t mr = gemm::tile_rows(), whole = gemm::has_avx512() ? channels_ / mr : 0;
+    const int64_t mr = gemm::tile_rows(), whole = channels_ / mr;
     const float* const from = image_.data + pixel * image_.pixel + c0_;
     gemm::pack_sixes(from, step * image_.pixel, lines, whole, lines_, false, to + at * mr);
     for (int64_t c = whole * mr; c < channels_; c += mr)

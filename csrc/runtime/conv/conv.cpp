@@ -48,7 +48,7 @@ void pack_forward(const Shape& s, const Depths& depths, const float* weight, con
     for (const Depths::Block& block : depths.blocks)
       for (int64_t k = block.k; k < block.k + block.depth; ++k)
         lines[row_major ? k % s.ci * taps + k / s.ci : k] = packed_line(packed, layout, block, panel, k);
-    const int64_t squares = gemm::has_avx512() && (row_major || channels_last) ? count / 16 : 0;
+    const int64_t squares = row_major || channels_last ? count / 16 : 0;
     alignas(64) float square[16 * 16];
     for (int64_t v = 0; v < squares * 16; v += 16) {
       const float* from = weight + (j + v) * inner;
@@ -125,7 +125,7 @@ gemm::PanelSource forward_source(const Shape& s, const Depths& depths, bool taps
     for (int64_t q = 0; q < block.depth; q += 16) {
       const int64_t lines = std::min<int64_t>(16, block.depth - q);
       for (int64_t v = 0; v < width; v += 16) {
-        if (lines == 16 && v + 16 <= columns && gemm::has_avx512())
+        if (lines == 16 && v + 16 <= columns)
           gemm::transpose16(from + v * ws.o + first + q, ws.o, square, 16);
         else
           for (int64_t r = 0; r < lines; ++r)

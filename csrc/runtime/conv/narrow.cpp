@@ -10,8 +10,8 @@ namespace {
 
 // So many sums for each pixel that transposing the pixels counts for little.
 constexpr int64_t kFewestTaps = 4, kFewestDepth = 8;
-// Up to half a vector of results. Where there are panels of eight columns, they are better from seven results on.
-int64_t most_channels() { return gemm::narrow_width() == 8 ? 6 : 8; }
+// From seven results on, panels of eight columns are better.
+constexpr int64_t kMostChannels = 6;
 // Products of a band at most: they stay in the second-level cache until they are added.
 constexpr int64_t kBandFloats = 1 << 17;
 
@@ -93,10 +93,10 @@ void write_row(const std::vector<float>& lines, const Pictures& out, const float
 }  // namespace
 
 bool narrow_forward(const Shape& s) {
-  return s.co <= most_channels() && s.ci >= kFewestDepth && s.taps() >= kFewestTaps * s.stride_h * s.stride_w;
+  return s.co <= kMostChannels && s.ci >= kFewestDepth && s.taps() >= kFewestTaps * s.stride_h * s.stride_w;
 }
 bool narrow_backward_input(const Shape& s) {
-  return s.ci <= most_channels() && s.co >= kFewestDepth && s.taps() >= kFewestTaps;
+  return s.ci <= kMostChannels && s.co >= kFewestDepth && s.taps() >= kFewestTaps;
 }
 
 void forward_narrow(const Shape& s, const float* x, const float* weight, const WeightStrides& ws, const float* bias,

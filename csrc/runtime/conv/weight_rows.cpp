@@ -20,7 +20,7 @@ void write_columns(std::vector<SumRow>& rows, int64_t cols, float* to, int64_t s
       for (int64_t r = 0; r < count; r += 16) __builtin_prefetch(out + rows[r].place + v * step, 1);
     for (int64_t r = 0; r < count;) {
       // Places of one row of the gradient that lie side by side are written at once.
-      if (gemm::has_avx512() && width == 16 && r + 16 <= count && rows[r + 15].place == rows[r].place + 15) {
+      if (width == 16 && r + 16 <= count && rows[r + 15].place == rows[r].place + 15) {
         for (int64_t q = 0; q < 16; ++q) std::memcpy(square + q * 16, rows[r + q].data + j, 64);
         gemm::transpose16(square, 16, out + rows[r].place, step);
         r += 16;

@@ -69,7 +69,7 @@ void KernelLines::transform(int64_t panel, int64_t k0, int64_t k1, float* to, in
       const float* const first = ws_.w < 0 ? from + 8 * ws_.w : from;  // of the taps of a column
       if (count == 16 && ws_.o == 1) {
         kernels.taps = from, kernels.step_h = ws_.h, kernels.step_w = ws_.w;
-      } else if (count == 16 && taps_together_ && gemm::has_avx512() && first + 15 * ws_.o + 16 <= end_) {
+      } else if (count == 16 && taps_together_ && first + 15 * ws_.o + 16 <= end_) {
         gemm::transpose16(first, ws_.o, square, 16);
         if (ws_.w < 0) kernels.taps = square + 8 * 16, kernels.step_h = -48, kernels.step_w = -16;
       } else {

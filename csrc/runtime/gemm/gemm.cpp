@@ -31,12 +31,16 @@ void zero_product(int64_t m, int64_t n, float* c, int64_t ldc, const Epilogue& e
     for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = e.applied(0.0f, c[i * ldc + j], j);
 }
 
+bool transposed(const Matrix& a) { return a.row == 1 && a.col > 1; }
+
 /// Packs rows [i0, i1) of A into tiles of mr rows, k-major.
 void pack_rows(Matrix a, int64_t i0, int64_t i1, int64_t k, float* to) {
   const int64_t mr = tile().mr;
+  if (a.col == 1)
+    for (; i0 + mr <= i1; i0 += mr, to += mr * k) pack_six_rows(a.data + i0 * a.row, a.row, k, to);
   // Of a transposed A a few lines at a time, for all tiles: a tile's part of a line is less than a cache line.
   const int64_t steps = a.row == 1 ? 32 : k;
-  const int64_t sixes = a.row == 1 && a.col > 1 && has_avx512() ? (i1 - i0) / mr : 0;
+  const int64_t sixes = transposed(a) ? (i1 - i0) / mr : 0;
   for (int64_t p = 0; p < k; p += steps) {
     const int64_t lines = std::min(steps, k - p);
     pack_sixes(a.data + i0 + p * a.col, a.col, lines, sixes, k, p + lines < k, to + p * mr);
@@ -52,10 +56,18 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
 }
 
 /// A transposed A is read where it is, a line of it for each step, while its lines stay in the caches: packing it would
-/// cost up to a tenth of the product.
-bool transposed(const Matrix& a) { return a.row == 1 && a.col > 1; }
-/// Of a product that is not made panel by panel: all of A stays in a core's second-level cache.
+/// cost up to a tenth of the product. Of a product that is not made panel by panel: while all of A stays in a core's
+/// second-level cache.
 bool reads_transposed(int64_t m, int64_t k, const Matrix& a) { return transposed(a) && m * k <= (1 << 17); }
+
+/// Whether A is copied into tiles before it meets B. Tiles with few columns read A so often that it pays for itself
+/// from a few panels on: a copy is one stream, and its lines do not push each other out of the first-level cache, as
+/// rows do that are a power of two apart.
+bool packs_a(int64_t m, int64_t n, int64_t k, const Matrix& a) {
+  constexpr int64_t kPanels = 4;
+  if (!has_avx512() && n > (kPanels - 1) * tile().nr) return true;
+  return a.col != 1 && !reads_transposed(m, k, a);
+}
 
 /// Whether B, which all threads meet whole, is packed by each of them for itself: where it stays in a core's
 /// second-level cache, and where packing it, about as much work as three rows of A are, does not count. Lines that
@@ -144,7 +156,7 @@ template <class LeftOf, class RowsOfC>
 void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int64_t i0, int64_t i1,
                const LeftOf& left_of, const Target<RowsOfC>& to, Ahead* ahead = nullptr) {
   const int64_t mr = to.mr;
-  for (int64_t i = i0; i < i1; i += mr) {
+  for (int64_t i = i0, tile = 0; i < i1; i += mr, ++tile) {
     if (ahead) ahead->ask();
     const int64_t rows = std::min(mr, i1 - i);
     float* c_rows[kMaxTileRows];
@@ -152,7 +164,7 @@ void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int6
     for (int64_t r = 0; r < rows; ++r) c_rows[r] += j;
     const Store s{c_rows, cols, to.last && to.epilogue.bias ? to.epilogue.bias + j : nullptr,
                   !to.first || to.epilogue.accumulate};
-    micro_for(rows, width)(left_of((i - i0) / mr), packed, s);
+    micro_for(rows, width)(left_of(tile), packed, s);
   }
 }
 
@@ -170,8 +182,9 @@ void run_panels(const Depths::Block& block, const PackedB& layout, const float* 
 /// follow each other share a range, so that it stays in the caches while all rows meet it. Tasks are of one size, as
 /// far as tiles allow: nobody waits for a longer last one.
 struct Cut {
-  /// A block of A that fits beside a panel of B in the second-level cache.
-  static constexpr int64_t kBlockFloats = 1 << 17;
+  /// A block of A that fits beside a panel of B in the second-level cache: of a megabyte or more where there is
+  /// AVX-512, else of 256 KB or more.
+  static int64_t block_floats() { return has_avx512() ? 1 << 17 : 1 << 15; }
   static constexpr int64_t kCachedFloats = 1 << 19;
   /// Rows of C that wait for whoever takes finished rows stay in the second-level cache.
   static constexpr int64_t kWaitingFloats = 1 << 16;
@@ -179,7 +192,7 @@ struct Cut {
   /// Tiles have `mr` rows.
   Cut(int64_t m, int64_t mr, const Depths& depths, const PackedB& layout, int threads, bool rows_wait = false)
       : m(m), mr(mr), tiles(ceil_div(m, mr)), panels(layout.panels()) {
-    int64_t fitting = kBlockFloats / depths.blocks[0].depth / mr;
+    int64_t fitting = block_floats() / depths.blocks[0].depth / mr;
     if (rows_wait) fitting = std::min(fitting, kWaitingFloats / layout.n / mr);
     // Enough tasks that one busy core does not stall the rest.
     const int64_t wanted = std::max(1, threads * 4);
@@ -293,7 +306,7 @@ int64_t PackedB::first_column(int64_t panel) const {
   return 16 * (narrow * panel + std::min(panel, wide));
 }
 int64_t PackedB::width(int64_t panel) const {
-  if (n <= 8) return narrow_width();
+  if (n <= kNarrowWidth) return kNarrowWidth;
   return std::min(first_column(panel + 1), round_up(n, 16)) - first_column(panel);
 }
 int64_t PackedB::columns(int64_t panel) const { return std::min(width(panel), n - first_column(panel)); }
@@ -304,7 +317,7 @@ int64_t PackedB::at(const Depths::Block& block, int64_t panel) const {
 int64_t packed_floats(int64_t k, int64_t n) { return round_up(n, 16) * k; }
 
 int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (a.col == 1 || reads_transposed(m, k, a) || m == 0 || n == 0 || k == 0) return 0;
+  if (m == 0 || n == 0 || k == 0 || !packs_a(m, n, k, a)) return 0;
   const Cut cut(m, tile().mr, Depths(1, k), PackedB(n), threads);
   return cut.column_tasks == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
 }
@@ -316,8 +329,9 @@ constexpr int64_t kKeptDepth = 4 * kMaxDepth;
 
 /// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be
 /// read by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A,
-/// which would have to be packed otherwise, even from memory.
+/// which would have to be packed otherwise, even from memory. A narrow panel serves too few multiplications for that.
 bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
+  if (!has_avx512()) return false;
   const int64_t limit = transposed(a) ? 1 << 23 : a.col == 1 ? 3 << 19 : 1 << 19;
   return packs_by_panel(n, k, 0, threads) && m * k <= limit;
 }
@@ -327,7 +341,8 @@ bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads
 int depth_parts(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   constexpr int64_t kResults = 1 << 19, kDepth = 256;
   const int64_t parts = std::min<int64_t>(threads, k / kDepth);
-  const bool by_panel = k < kKeptDepth ? goes_by_panel(m, n, k, a, threads) : packs_by_panel(n, k, m * k, threads);
+  const bool by_panel =
+      k < kKeptDepth || !has_avx512() ? goes_by_panel(m, n, k, a, threads) : packs_by_panel(n, k, m * k, threads);
   return m * n * parts > kResults || by_panel || 2 * parts <= threads ? 1 : static_cast<int>(parts);
 }
 /// A part goes on in steps of this depth, so that what it reads stays in its second-level cache.
@@ -416,7 +431,8 @@ void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& pack
   const Depths depths(1, k);
   const PackedB layout(n);
   const int64_t mr = tile().mr;
-  if (a.col == 1) {  // rows are contiguous: read them where they are
+  const bool packs = packs_a(m, n, k, a);
+  if (a.col == 1 && !packs) {  // rows are contiguous: read them where they are
     const RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment* s, int64_t segments,
                                  const float** out, int64_t* which) {
       for (int64_t g = 0; g < segments; ++g, out += kMaxTileRows) {
@@ -427,8 +443,6 @@ void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& pack
     };
     return run_indirect(m, depths, rows, layout, packed_b, rows_of(c, ldc), epilogue, parallel, threads);
   }
-  // Otherwise pack A into panels of mr rows, k-major.
-  const bool packs = !reads_transposed(m, k, a);
   const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
   RowsLeft left(cut, epilogue.rows_done);
   const auto rows_of_c = rows_of(c, ldc);
@@ -634,7 +648,7 @@ void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int6
     }
   }
   int64_t v = 0;
-  if (step == 1 && has_avx512()) {
+  if (step == 1) {
     const int64_t whole = count / 16 * 16;
     int64_t p = 0;
     for (; p + 16 <= k; p += 16)
@@ -660,13 +674,12 @@ void pack_panel(const float* src, int64_t vec, int64_t step, int64_t count, int6
 
 void transpose(const float* src, int64_t src_row, int64_t rows, int64_t cols, float* dst, int64_t dst_row) {
   int64_t r = 0;
-  if (has_avx512())
-    for (; r + 16 <= rows; r += 16) {
-      int64_t c = 0;
-      for (; c + 16 <= cols; c += 16) transpose16(src + r * src_row + c, src_row, dst + c * dst_row + r, dst_row);
-      for (; c < cols; ++c)
-        for (int64_t q = r; q < r + 16; ++q) dst[c * dst_row + q] = src[q * src_row + c];
-    }
+  for (; r + 16 <= rows; r += 16) {
+    int64_t c = 0;
+    for (; c + 16 <= cols; c += 16) transpose16(src + r * src_row + c, src_row, dst + c * dst_row + r, dst_row);
+    for (; c < cols; ++c)
+      for (int64_t q = r; q < r + 16; ++q) dst[c * dst_row + q] = src[q * src_row + c];
+  }
   for (; r < rows; ++r)
     for (int64_t c = 0; c < cols; ++c) dst[c * dst_row + r] = src[r * src_row + c];
 }

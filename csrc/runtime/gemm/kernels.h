@@ -36,18 +36,20 @@ struct Store {
 
 /// Multiplies a tile: rows of `left` by a packed panel `b` (`width` floats a step, 64-byte aligned).
 using Micro = void (*)(const Left& left, const float* b, const Store& s);
-/// Width of the panel for at most 8 columns.
-int64_t narrow_width();
-/// The kernel for this many rows (1 .. tile_rows_for(width)) and this panel width (narrow_width(), 16, 32, ..
+/// Width of the panel for at most so many columns.
+constexpr int64_t kNarrowWidth = 8;
+/// The kernel for this many rows (1 .. tile_rows_for(width)) and this panel width (kNarrowWidth, 16, 32, ..
 /// tile().nr).
 Micro micro_for(int64_t rows, int64_t width);
 
-/// Transposes a 16 x 16 block. Needs AVX-512.
+/// Transposes a 16 x 16 block.
 void transpose16(const float* src, int64_t src_row, float* dst, int64_t dst_row);
 
 /// Packs `lines` lines of 6 * tiles floats, `step` apart, into tiles of 6 columns: line p of tile t to
 /// dst + (t * depth + p) * 6. With `more`, further lines follow behind these in `src` and in each tile: the two floats
-/// behind the last six may be read and, in `dst`, be written. Needs AVX-512.
+/// behind the last six may be read and, in `dst`, be written.
 void pack_sixes(const float* src, int64_t step, int64_t lines, int64_t tiles, int64_t depth, bool more, float* dst);
+/// Packs six rows of `k` floats, `row` apart, into a tile: element (i, p) to dst[p * 6 + i].
+void pack_six_rows(const float* src, int64_t row, int64_t k, float* dst);
 
 }  // namespace kiln::runtime::gemm

@@ -6,6 +6,7 @@
 
 #include "aten/convert.h"
 #include "aten/pch.h"
+#include "runtime/gemm/gemm.h"
 #include "runtime/gemm/kernels.h"
 
 // The generator is MT19937: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8(1), 1998. A mask's element is one
@@ -84,6 +85,7 @@ KILN_INLINE void fill(at::mt19937_data_pod& g, Element* out, int64_t count, int6
     }                                                                                                  \
   }
 KILN_FILL(fill_avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"), optimize("O3"))))
+KILN_FILL(fill_avx2, __attribute__((target("avx2"), optimize("O3"))))
 KILN_FILL(fill_any, __attribute__((optimize("O3"))))
 #undef KILN_FILL
 
@@ -97,7 +99,7 @@ void draw(at::CPUGeneratorImpl& generator, void* out, DType dtype, int64_t count
   const std::lock_guard<std::mutex> lock(generator.mutex_);
   at::mt19937 engine = generator.engine();
   at::mt19937_data_pod state = engine.data();
-  (gemm::has_avx512() ? fill_avx512 : fill_any)(state, out, dtype, count, bound);
+  (gemm::has_avx512() ? fill_avx512 : gemm::supported() ? fill_avx2 : fill_any)(state, out, dtype, count, bound);
   engine.set_data(state);
   generator.set_engine(engine);
 }
