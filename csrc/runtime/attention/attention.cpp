@@ -73,10 +73,10 @@ void product(const float* a, int64_t row, int64_t step, int64_t rows, const Pane
       float* c_rows[kMaxTileRows];
       for (int64_t r = 0; r < count; ++r) {
         left_rows[r] = a + (i + r) * row + range.begin * step;
-        c_rows[r] = c + (i + r) * ldc + j;
+        c_rows[r] = c + (i + r) * ldc;
       }
       gemm::micro_for(count, width)({1, &length, left_rows, step, nullptr}, b.panel(p) + range.begin * width,
-                                    {c_rows, std::min(width, b.n - j), nullptr, accumulate});
+                                    {c_rows, j, std::min(width, b.n - j), nullptr, accumulate});
     }
   }
 }

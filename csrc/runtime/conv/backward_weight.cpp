@@ -76,6 +76,7 @@ class Tiles {
   /// Copies what the output pixels [begin, begin + depth) need.
   void fill(int64_t begin, int64_t depth) {
     const int64_t mr = gemm::tile_rows(), tiles = ceil_div(channels_, mr);
+    rows_of_each_ = 0;
     for (int64_t tap = 0; tap < image_.taps(); ++tap) find_runs(s_, image_, tap, begin, depth, runs_[tap]);
     if (shares(s_, image_)) {
       lo_ = INT64_MAX;
@@ -104,29 +105,38 @@ class Tiles {
     }
   }
 
-  /// Of one tap and `rows` channels from a tile's first one on, which may be those of several tiles; valid until the
-  /// next call.
-  gemm::Left left(int64_t tap, int64_t tile, int64_t rows) {
-    const int64_t mr = gemm::tile_rows();
-    starts_.clear(), lengths_.clear(), rows_.clear();
-    const auto add = [&](const float* from) {
-      rows_.resize(rows_.size() + gemm::kMaxTileRows);
-      const float** to = rows_.data() + rows_.size() - gemm::kMaxTileRows;
-      for (int64_t r = 0; r < rows; r += mr, from += lines_ * mr)
-        for (int64_t q = 0; q < mr; ++q) *to++ = from + q;
-    };
-    if (!shares(s_, image_)) {
-      add(memory_.data() + (tap * ceil_div(channels_, mr) + tile) * lines_ * mr);
-      return {1, &lines_, rows_.data(), mr};
-    }
-    for (const Run& run : runs_[tap]) {
-      starts_.push_back(run.start), lengths_.push_back(run.length);
-      add(memory_.data() + (tile * lines_ + run.pixel - lo_) * mr);
-    }
-    return {static_cast<int64_t>(starts_.size()), lengths_.data(), rows_.data(), mr * s_.stride_w, starts_.data()};
+  /// Of one tap and `rows` channels from channel `c` on; valid until fill(), or a call with another number of rows.
+  gemm::Left left(int64_t tap, int64_t c, int64_t rows) {
+    if (rows != rows_of_each_) find_all(rows);
+    const int64_t q = tap * ceil_div(channels_, rows) + c / rows, first = first_[q];
+    return {first_[q + 1] - first, lengths_.data() + first, rows_.data() + first * gemm::kMaxTileRows, step_,
+            starts_.data() + first};
   }
 
  private:
+  /// The operands of all taps and channels, which every panel meets.
+  void find_all(int64_t rows) {
+    const int64_t mr = gemm::tile_rows(), tiles = ceil_div(channels_, mr);
+    const bool shared = shares(s_, image_);
+    rows_of_each_ = rows, step_ = shared ? mr * s_.stride_w : mr;
+    first_.clear(), starts_.clear(), lengths_.clear(), rows_.clear();
+    for (int64_t tap = 0; tap < image_.taps(); ++tap)
+      for (int64_t tile = 0; tile < tiles; tile += rows / mr) {
+        first_.push_back(static_cast<int64_t>(starts_.size()));
+        const auto add = [&](const Run& run, const float* from) {
+          starts_.push_back(run.start), lengths_.push_back(run.length);
+          rows_.resize(rows_.size() + gemm::kMaxTileRows);
+          const float** to = rows_.data() + rows_.size() - gemm::kMaxTileRows;
+          for (int64_t r = 0; r < rows; r += mr, from += lines_ * mr)
+            for (int64_t q = 0; q < mr; ++q) *to++ = from + q;
+        };
+        if (!shared)
+          add({0, lines_, 0}, memory_.data() + (tap * tiles + tile) * lines_ * mr);
+        else
+          for (const Run& run : runs_[tap]) add(run, memory_.data() + (tile * lines_ + run.pixel - lo_) * mr);
+      }
+    first_.push_back(static_cast<int64_t>(starts_.size()));
+  }
   void grow(int64_t floats) {
     if (static_cast<int64_t>(memory_.size()) < floats) memory_.resize(floats);
   }
@@ -150,7 +160,9 @@ class Tiles {
   int64_t c0_, channels_, lines_ = 0, lo_ = 0;  // lines: of each copy of a tile; lo: pixel of the first
   std::vector<float>& memory_;
   std::vector<std::vector<Run>> runs_;  // by tap
-  std::vector<int64_t> starts_, lengths_;
+  // Operands: those of one tap and some rows are runs [first, next one's first).
+  int64_t rows_of_each_ = 0, step_ = 0;
+  std::vector<int64_t> first_, starts_, lengths_;
   std::vector<const float*> rows_;
 };
 
@@ -160,7 +172,7 @@ struct Cut {
   /// Tiles, one for each tap, that meet a panel of the output's gradient: so many that copying it counts for little,
   /// and so few that their input stays in the second-level cache beside it.
   static constexpr int64_t kTiles = 36, kTileFloats = 3 << 15;
-  static constexpr int64_t kPanels = 4;
+  static constexpr int64_t kColumns = 256;
   int64_t channel_tiles, row_tasks, panels, column_tasks, blocks, splits;
 
   Cut(const Shape& s, int threads) {
@@ -170,7 +182,7 @@ struct Cut {
     const int64_t together = std::min(kTiles / image.taps(), kTileFloats / Tiles::floats(s, image));
     row_tasks = ceil_div(channel_tiles, std::max<int64_t>(1, together));
     panels = PackedB(s.co).panels();
-    column_tasks = std::min(panels, std::max(ceil_div(panels, kPanels), ceil_div(wanted, row_tasks)));
+    column_tasks = std::min(panels, std::max(ceil_div(s.co, kColumns), ceil_div(wanted, row_tasks)));
     blocks = static_cast<int64_t>(Depths(1, s.outputs()).blocks.size());
     splits = std::clamp<int64_t>(ceil_div(wanted, row_tasks * column_tasks), 1, std::max<int64_t>(1, blocks / 2));
   }
@@ -181,10 +193,11 @@ struct Cut {
 };
 
 /// Kernels of one element, with a gradient that is large for the pixels that it sums up: the plain product
-/// transposed(dy) x, or its transpose, is that in place. With many pixels, copying dy for that costs more than it wins.
+/// transposed(dy) x, or its transpose, is that in place. With many pixels, copying dy for that costs more than it wins,
+/// unless narrow panels meet the copy often.
 bool is_product(const Shape& s) {
   return s.taps() == 1 && s.pad_h == 0 && s.pad_w == 0 &&
-         (s.ci * s.co >= 8 * s.outputs() || s.co < gemm::kMaxTileColumns / 4);
+         (s.ci * s.co >= 8 * s.outputs() || s.co < gemm::kMaxTileColumns / 4 || !gemm::has_avx512());
 }
 /// Of the pixels that such a kernel meets, where it leaves some out.
 int64_t input_floats(const Shape& s) {
@@ -280,15 +293,15 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
         gemm::Ahead ahead;
         if (!packed_already && (!last || bi + 1 < block1))
           ahead = gemm::Ahead(last ? dy + (block.k + block.depth) * s.co + j0 : dy + block.k * s.co + j + width,
-                              block.depth, s.co, gemm::kMaxTileColumns, taps * tiles);
+                              block.depth, s.co, width, taps * tiles);
         const int64_t rows = gemm::tile_rows_for(width);
         for (int64_t tap = 0; tap < taps; ++tap)
           for (int64_t c = 0; c < channels; c += rows) {
             ahead.ask();
             const int64_t height = std::min(rows, channels - c);
             float* c_rows[gemm::kMaxTileRows];
-            for (int64_t r = 0; r < height; ++r) c_rows[r] = sums + (tap * channels + c + r) * ld + j - j0;
-            gemm::micro_for(height, width)(left.left(tap, c / mr, height), b, {c_rows, count, nullptr, bi != block0});
+            for (int64_t r = 0; r < height; ++r) c_rows[r] = sums + (tap * channels + c + r) * ld;
+            gemm::micro_for(height, width)(left.left(tap, c, rows), b, {c_rows, j - j0, count, nullptr, bi != block0});
           }
       }
     }

@@ -48,7 +48,7 @@ class TapProducts {
             a[q] = weight_ + (r + q) * depth + block.k;
             c[q] = data_.data() + (r + q) * stride_ + j;
           }
-          gemm::micro_for(height, width)({1, &block.depth, a, 1}, panel, {c, count, nullptr, block.k > 0});
+          gemm::micro_for(height, width)({1, &block.depth, a, 1}, panel, {c, 0, count, nullptr, block.k > 0});
         }
       }
     }

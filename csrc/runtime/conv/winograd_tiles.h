@@ -103,7 +103,8 @@ void multiply(const RowsTimesPanel& p, int64_t rows, const Ask& ask) {
     const float* a_rows[gemm::kMaxTileRows];
     float* c_rows[gemm::kMaxTileRows];
     for (int64_t r = 0; r < height; ++r, a += p.a_row, c += p.c_row) a_rows[r] = a, c_rows[r] = c;
-    gemm::micro_for(height, p.width)({1, &p.depth, a_rows, p.a_step}, p.b, {c_rows, p.columns, nullptr, p.accumulate});
+    gemm::micro_for(height, p.width)({1, &p.depth, a_rows, p.a_step}, p.b,
+                                     {c_rows, 0, p.columns, nullptr, p.accumulate});
   }
 }
 

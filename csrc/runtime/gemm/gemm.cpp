@@ -22,7 +22,8 @@ void pack_b_panel(const Depths& depths, const PackedB& layout, Matrix b, float* 
 /// The rows of a row-major C.
 auto rows_of(float* c, int64_t ldc) {
   return [c, ldc](int64_t i, int64_t count, float** out) {
-    for (int64_t r = 0; r < count; ++r) out[r] = c + (i + r) * ldc;
+    float* row = c + i * ldc;
+    for (int64_t r = 0; r < count; ++r, row += ldc) out[r] = row;
   };
 }
 
@@ -36,11 +37,9 @@ bool transposed(const Matrix& a) { return a.row == 1 && a.col > 1; }
 /// Packs rows [i0, i1) of A into tiles of mr rows, k-major.
 void pack_rows(Matrix a, int64_t i0, int64_t i1, int64_t k, float* to) {
   const int64_t mr = tile().mr;
-  if (a.col == 1)
-    for (; i0 + mr <= i1; i0 += mr, to += mr * k) pack_six_rows(a.data + i0 * a.row, a.row, k, to);
   // Of a transposed A a few lines at a time, for all tiles: a tile's part of a line is less than a cache line.
   const int64_t steps = a.row == 1 ? 32 : k;
-  const int64_t sixes = transposed(a) ? (i1 - i0) / mr : 0;
+  const int64_t sixes = transposed(a) && a.col >= mr ? (i1 - i0) / mr : 0;
   for (int64_t p = 0; p < k; p += steps) {
     const int64_t lines = std::min(steps, k - p);
     pack_sixes(a.data + i0 + p * a.col, a.col, lines, sixes, k, p + lines < k, to + p * mr);
@@ -55,18 +54,13 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
            [&](int64_t t) { pack_rows(a, t * rows, std::min(m, (t + 1) * rows), k, to + t * rows * k); });
 }
 
-/// A transposed A is read where it is, a line of it for each step, while its lines stay in the caches: packing it would
-/// cost up to a tenth of the product. Of a product that is not made panel by panel: while all of A stays in a core's
-/// second-level cache.
-bool reads_transposed(int64_t m, int64_t k, const Matrix& a) { return transposed(a) && m * k <= (1 << 17); }
-
-/// Whether A is copied into tiles before it meets B. Tiles with few columns read A so often that it pays for itself
-/// from a few panels on: a copy is one stream, and its lines do not push each other out of the first-level cache, as
-/// rows do that are a power of two apart.
-bool packs_a(int64_t m, int64_t n, int64_t k, const Matrix& a) {
-  constexpr int64_t kPanels = 4;
-  if (!has_avx512() && n > (kPanels - 1) * tile().nr) return true;
-  return a.col != 1 && !reads_transposed(m, k, a);
+/// Whether A is copied into tiles before it meets B. A transposed A is read where it is, a line of it for each step,
+/// while its lines stay in the caches: packing it would cost up to a tenth of the product. Of a product that is not
+/// made panel by panel: while all of A stays in a core's second-level cache. Narrow panels meet it so often that a copy
+/// is better in any case.
+bool packs_a(int64_t m, int64_t k, const Matrix& a) {
+  if (a.col == 1) return false;
+  return !has_avx512() || !transposed(a) || m * k > (1 << 17);
 }
 
 /// Whether B, which all threads meet whole, is packed by each of them for itself: where it stays in a core's
@@ -156,15 +150,15 @@ template <class LeftOf, class RowsOfC>
 void run_panel(const float* packed, int64_t j, int64_t cols, int64_t width, int64_t i0, int64_t i1,
                const LeftOf& left_of, const Target<RowsOfC>& to, Ahead* ahead = nullptr) {
   const int64_t mr = to.mr;
+  float* c_rows[kMaxTileRows];
+  const Store s{c_rows, j, cols, to.last && to.epilogue.bias ? to.epilogue.bias + j : nullptr,
+                !to.first || to.epilogue.accumulate};
+  const Micro whole = micro_for(mr, width);
   for (int64_t i = i0, tile = 0; i < i1; i += mr, ++tile) {
     if (ahead) ahead->ask();
     const int64_t rows = std::min(mr, i1 - i);
-    float* c_rows[kMaxTileRows];
     to.rows_of_c(i, rows, c_rows);
-    for (int64_t r = 0; r < rows; ++r) c_rows[r] += j;
-    const Store s{c_rows, cols, to.last && to.epilogue.bias ? to.epilogue.bias + j : nullptr,
-                  !to.first || to.epilogue.accumulate};
-    micro_for(rows, width)(left_of(tile), packed, s);
+    (rows == mr ? whole : micro_for(rows, width))(left_of(tile), packed, s);
   }
 }
 
@@ -317,7 +311,7 @@ int64_t PackedB::at(const Depths::Block& block, int64_t panel) const {
 int64_t packed_floats(int64_t k, int64_t n) { return round_up(n, 16) * k; }
 
 int64_t packed_a_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (m == 0 || n == 0 || k == 0 || !packs_a(m, n, k, a)) return 0;
+  if (m == 0 || n == 0 || k == 0 || !packs_a(m, k, a)) return 0;
   const Cut cut(m, tile().mr, Depths(1, k), PackedB(n), threads);
   return cut.column_tasks == 1 ? 0 : round_up(round_up(m, tile().mr) * k, 16);
 }
@@ -329,9 +323,9 @@ constexpr int64_t kKeptDepth = 4 * kMaxDepth;
 
 /// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be
 /// read by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A,
-/// which would have to be packed otherwise, even from memory. A narrow panel serves too few multiplications for that.
+/// which would have to be packed otherwise, even from memory. Narrow panels would read it too often.
 bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (!has_avx512()) return false;
+  if (transposed(a) && !has_avx512()) return false;
   const int64_t limit = transposed(a) ? 1 << 23 : a.col == 1 ? 3 << 19 : 1 << 19;
   return packs_by_panel(n, k, 0, threads) && m * k <= limit;
 }
@@ -341,8 +335,8 @@ bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads
 int depth_parts(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   constexpr int64_t kResults = 1 << 19, kDepth = 256;
   const int64_t parts = std::min<int64_t>(threads, k / kDepth);
-  const bool by_panel =
-      k < kKeptDepth || !has_avx512() ? goes_by_panel(m, n, k, a, threads) : packs_by_panel(n, k, m * k, threads);
+  const bool by_panel = k < kKeptDepth || (transposed(a) && !has_avx512()) ? goes_by_panel(m, n, k, a, threads)
+                                                                           : packs_by_panel(n, k, m * k, threads);
   return m * n * parts > kResults || by_panel || 2 * parts <= threads ? 1 : static_cast<int>(parts);
 }
 /// A part goes on in steps of this depth, so that what it reads stays in its second-level cache.
@@ -431,8 +425,7 @@ void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& pack
   const Depths depths(1, k);
   const PackedB layout(n);
   const int64_t mr = tile().mr;
-  const bool packs = packs_a(m, n, k, a);
-  if (a.col == 1 && !packs) {  // rows are contiguous: read them where they are
+  if (a.col == 1) {  // rows are contiguous: read them where they are
     const RowPointers rows = [&](int64_t i, int64_t count, const Depths::Segment* s, int64_t segments,
                                  const float** out, int64_t* which) {
       for (int64_t g = 0; g < segments; ++g, out += kMaxTileRows) {
@@ -443,6 +436,7 @@ void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& pack
     };
     return run_indirect(m, depths, rows, layout, packed_b, rows_of(c, ldc), epilogue, parallel, threads);
   }
+  const bool packs = packs_a(m, k, a);
   const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
   RowsLeft left(cut, epilogue.rows_done);
   const auto rows_of_c = rows_of(c, ldc);

@@ -69,10 +69,10 @@ KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) 
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       acc[i][v] = _mm512_setzero_ps();
-      __builtin_prefetch(s.c[i] + 16 * v, 1);
+      __builtin_prefetch(s.c[i] + s.first + 16 * v, 1);
     }
 #pragma GCC unroll 12
-  for (int i = 0; i < R; ++i) __builtin_prefetch(s.c[i] + 16 * V - 1, 1);
+  for (int i = 0; i < R; ++i) __builtin_prefetch(s.c[i] + s.first + 16 * V - 1, 1);
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
 #pragma GCC unroll 12
@@ -88,7 +88,7 @@ KILN_AVX512 void micro512(const Left& left, const float* panel, const Store& s) 
     const __m512 bias = s.bias ? _mm512_maskz_loadu_ps(mask, s.bias + 16 * v) : _mm512_setzero_ps();
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i) {
-      float* c = s.c[i] + 16 * v;
+      float* c = s.c[i] + s.first + 16 * v;
       __m512 x = acc[i][v];
       if (s.accumulate) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask, c));
       if (s.bias) x = _mm512_add_ps(x, bias);
@@ -106,7 +106,7 @@ KILN_AVX512 void micro8(const Left& left, const float* panel, const Store& s) {
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     acc[i] = _mm256_setzero_ps();
-    __builtin_prefetch(s.c[i], 1);
+    __builtin_prefetch(s.c[i] + s.first, 1);
   }
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
@@ -124,9 +124,9 @@ KILN_AVX512 void micro8(const Left& left, const float* panel, const Store& s) {
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     __m256 x = acc[i];
-    if (s.accumulate) x = _mm256_add_ps(x, _mm256_maskz_loadu_ps(mask, s.c[i]));
+    if (s.accumulate) x = _mm256_add_ps(x, _mm256_maskz_loadu_ps(mask, s.c[i] + s.first));
     if (s.bias) x = _mm256_add_ps(x, bias);
-    _mm256_mask_storeu_ps(s.c[i], mask, x);
+    _mm256_mask_storeu_ps(s.c[i] + s.first, mask, x);
   }
 }
 
@@ -172,16 +172,17 @@ KILN_AVX2 inline __attribute__((always_inline)) void store256(__m256 (&acc)[R][V
   for (int v = 0; v < V; ++v) {
     const Part& part = parts[v];
     float* const* const c = s.c;
+    const int64_t first = s.first + 8 * v;
     if (s.accumulate)
 #pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) acc[i][v] = _mm256_add_ps(acc[i][v], part.load(c[i] + 8 * v));
+      for (int i = 0; i < R; ++i) acc[i][v] = _mm256_add_ps(acc[i][v], part.load(c[i] + first));
     if (s.bias) {
       const __m256 bias = part.load(s.bias + 8 * v);
 #pragma GCC unroll 6
       for (int i = 0; i < R; ++i) acc[i][v] = _mm256_add_ps(acc[i][v], bias);
     }
 #pragma GCC unroll 6
-    for (int i = 0; i < R; ++i) part.store(c[i] + 8 * v, acc[i][v]);
+    for (int i = 0; i < R; ++i) part.store(c[i] + first, acc[i][v]);
   }
 }
 
@@ -197,8 +198,8 @@ KILN_AVX2 inline __attribute__((always_inline)) void tile256(const Left& left, c
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) acc[i][v] = _mm256_setzero_ps();
-    __builtin_prefetch(s.c[i], 1);
-    if (V > 1) __builtin_prefetch(s.c[i] + 15, 1);
+    __builtin_prefetch(s.c[i] + s.first, 1);
+    if (V > 1) __builtin_prefetch(s.c[i] + s.first + 15, 1);
   }
   for (int64_t g = 0; g < left.segments; ++g) {
     const float* a[R];
@@ -342,41 +343,25 @@ KILN_AVX2 void pack_sixes(const float* src, int64_t step, int64_t lines, int64_t
   static_assert(kTile512.mr == 6 && kTile256.mr == 6);
   const __m256i six = first_lanes(6);
   constexpr int64_t kTogether = 8;
+  const int64_t fours = lines / 4 * 4;
   for (int64_t t0 = 0; t0 < tiles; t0 += kTogether) {
     const int64_t t1 = t0 + kTogether < tiles ? t0 + kTogether : tiles;
-    for (int64_t p = 0; p + (more ? 0 : 1) < lines; ++p)
+    for (int64_t p = 0; p < fours; p += 4)  // four lines of a tile are three vectors
+      for (int64_t t = t0; t < t1; ++t) {
+        const float *r0 = src + p * step + t * 6, *r1 = r0 + step, *r2 = r1 + step, *r3 = r2 + step;
+        float* const to = dst + (t * depth + p) * 6;
+        _mm256_storeu_ps(to, _mm256_blend_ps(_mm256_loadu_ps(r0), _mm256_loadu_ps(r1 - 6), 0xc0));
+        _mm256_storeu_ps(to + 8, _mm256_blend_ps(_mm256_loadu_ps(r1 + 2), _mm256_loadu_ps(r2 - 4), 0xf0));
+        _mm256_storeu_ps(to + 16, _mm256_blend_ps(_mm256_loadu_ps(r2 + 4), _mm256_loadu_ps(r3 - 2), 0xfc));
+      }
+    for (int64_t p = fours; p + (more ? 0 : 1) < lines; ++p)
       for (int64_t t = t0; t < t1; ++t)
         _mm256_storeu_ps(dst + (t * depth + p) * 6, _mm256_loadu_ps(src + p * step + t * 6));
-    if (more || lines == 0) continue;
+    if (more || fours == lines) continue;
     for (int64_t t = t0; t < t1; ++t)
       _mm256_maskstore_ps(dst + (t * depth + lines - 1) * 6, six,
                           _mm256_maskload_ps(src + (lines - 1) * step + t * 6, six));
   }
-}
-
-KILN_AVX2 void pack_six_rows(const float* src, int64_t row, int64_t k, float* dst) {
-  const __m256i six = first_lanes(6);
-  int64_t p = 0;
-  // Four steps at a time. What is stored beyond six floats belongs to the next step, which comes later.
-  for (; p + 4 <= k; p += 4) {
-    const float* s = src + p;
-    float* d = dst + p * 6;
-    __m256 r[4], t[4];
-    r[0] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps(s + 4 * row), 1);
-    r[1] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s + row)), _mm_loadu_ps(s + 5 * row), 1);
-    r[2] = _mm256_castps128_ps256(_mm_loadu_ps(s + 2 * row));
-    r[3] = _mm256_castps128_ps256(_mm_loadu_ps(s + 3 * row));
-    transpose_lanes(r, t);
-    _mm256_storeu_ps(d, t[0]);
-    _mm256_storeu_ps(d + 6, t[1]);
-    _mm256_storeu_ps(d + 12, t[2]);
-    if (p + 4 < k)
-      _mm256_storeu_ps(d + 18, t[3]);
-    else
-      _mm256_maskstore_ps(d + 18, six, t[3]);
-  }
-  for (; p < k; ++p)
-    for (int64_t i = 0; i < 6; ++i) dst[p * 6 + i] = src[i * row + p];
 }
 
 }  // namespace kiln::runtime::gemm
