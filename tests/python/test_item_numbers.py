@@ -1,6 +1,7 @@
 """item() of tensors: a number that the graph computes with, until its value is needed."""
 
 import math
+import re
 import sys
 import warnings
 
@@ -603,3 +604,23 @@ def test_a_loss_that_is_no_number(guard):
         for a, b in zip(twin.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(a, b, equal_nan=True)
     assert breaks(make()[0], X) == 0
+
+
+def test_powers_of_a_number_are_taken_once(capfd):
+    """Adam's bias corrections belong before the loop over a parameter, not into it."""
+    p = torch.nn.Parameter(torch.randn(64, 100))
+    optimizer = torch.optim.Adam([p], lr=1e-3)
+
+    def step():
+        optimizer.step()
+
+    compiled = kiln.compile(step)
+    kiln.set_logs("output_code")
+    for _ in range(3):
+        p.grad = torch.randn_like(p)
+        compiled()
+    kiln.set_logs("")
+    blocks = re.split(r"\n(?=[\w.]+:)", capfd.readouterr().err)
+    powers = [b for b in blocks if "@kiln_libm_pow" in b and "declare" not in b]
+    assert powers
+    assert not [b for b in powers if re.search(r"store <\d+ x float>", b)]

@@ -64,6 +64,17 @@ void* libm_address(const std::string& name) {
   return nullptr;
 }
 
+/// A function of its arguments alone: what is the same for all elements of a loop is called before it.
+llvm::FunctionCallee declare_math(llvm::Module& module, const std::string& name, llvm::FunctionType* type) {
+  llvm::FunctionCallee callee = module.getOrInsertFunction(name, type);
+  if (auto* f = llvm::dyn_cast<llvm::Function>(callee.getCallee())) {
+    f->setDoesNotThrow();
+    f->setDoesNotAccessMemory();
+    f->addFnAttr(llvm::Attribute::WillReturn);
+  }
+  return callee;
+}
+
 }  // namespace
 
 bool MathLibrary::find(const std::string& name) {
@@ -103,12 +114,7 @@ llvm::Value* Emitter::call_vector(const std::string& name, const std::string& su
   if (!math_.find(symbol(lanes))) return nullptr;
   llvm::FunctionType* type =
       llvm::FunctionType::get(type_of(t, lanes), std::vector<Type*>(a.size(), type_of(t, lanes)), false);
-  llvm::FunctionCallee callee = module_.getOrInsertFunction(symbol(lanes), type);
-  if (auto* f = llvm::dyn_cast<llvm::Function>(callee.getCallee())) {
-    f->setDoesNotThrow();
-    f->setDoesNotAccessMemory();
-    f->addFnAttr(llvm::Attribute::WillReturn);
-  }
+  const llvm::FunctionCallee callee = declare_math(module_, symbol(lanes), type);
   const auto slice = [&](Value* v, int from) -> Value* {
     if (width == lanes) return v;
     if (width == 1) return splat(v, lanes);
@@ -146,7 +152,7 @@ llvm::Value* Emitter::call_math(Opcode op, DType t, const std::vector<Value*>& a
   const bool found = math_.find(name);
   KILN_CHECK(found, "no " + name);
   llvm::FunctionType* type = llvm::FunctionType::get(type_of(t), std::vector<Type*>(a.size(), type_of(t)), false);
-  llvm::FunctionCallee callee = module_.getOrInsertFunction(name, type);
+  const llvm::FunctionCallee callee = declare_math(module_, name, type);
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(a[0]->getType());
   if (!vector) return b_.CreateCall(callee, a);
   Value* out = llvm::PoisonValue::get(a[0]->getType());
