@@ -49,19 +49,24 @@ bool prefer_columns(const Nest& n) {
       const Inst& i = n.insts[id];
       if (i.buffer < 0) continue;
       const double weight = static_cast<double>(n.stage_size(s));
-      int64_t stride;
-      Expr rest;
+      // The strides of a column's and a row's elements, -1 if they are no such.
+      const auto stride_along = [&](int var) {
+        int64_t stride;
+        Expr rest;
+        return split_linear(i.index, var, stride, rest) ? stride : -1;
+      };
       const int64_t most = i.op == loops::Opcode::Store ? 1 : kMostInterleaved;  // a store in steps is a scatter
-      if (split_linear(i.index, n.outer.back(), stride, rest) && stride >= 1 && stride <= most)
-        columns += stride == 1 ? weight : weight / 2;
-      if (s.vars.empty() || !split_linear(i.index, s.vars.back(), stride, rest) || stride < 1 || stride > most)
-        continue;
+      const int64_t across = stride_along(n.outer.back()), along = s.vars.empty() ? -1 : stride_along(s.vars.back());
+      // What is one element in the other direction is no gather there.
+      const double as_columns = along == 0 ? weight / 4 : weight, as_rows = across == 0 ? weight / 4 : weight;
+      if (across >= 1 && across <= most) columns += across == 1 ? as_columns : as_columns / 2;
+      if (along < 1 || along > most) continue;
       if (scanned)
-        columns += weight / 2 * filled(n.extents[n.outer.back()]);  // turned in tiles
+        columns += as_rows / 2 * filled(n.extents[n.outer.back()]);  // turned in tiles
       else if (!scattered && n.extents[s.vars.back()] <= few)
-        columns += weight / 2, rows += weight / 4 * filled(n.extents[s.vars.back()]);
+        columns += as_rows / 2, rows += as_rows / 4 * filled(n.extents[s.vars.back()]);
       else if (!scattered)
-        rows += (stride == 1 ? weight : weight / 2) * filled(n.extents[s.vars.back()]);
+        rows += (along == 1 ? as_rows : as_rows / 2) * filled(n.extents[s.vars.back()]);
     }
   }
   return columns > rows;

@@ -255,6 +255,41 @@ TEST(Schedule, LongReductionsAreSplit) {
     }
 }
 
+// What lies in columns is read in columns, however many values there are beside it that serve a whole row; and rows
+// likewise.
+TEST(Schedule, ValuesForAWholeRowOrColumnDoNotTurnALoop) {
+  for (const bool columns : {false, true}) {
+    const Program p = loops::parse(std::string(R"(program {
+  buffer x f32 4096 input
+  buffer a f32 64 input
+  buffer b f32 64 input
+  buffer y f32 64 output
+  nest "sum" extents [64, 64] outer [i0] {
+    stage [i1] {
+      %0 = Load f32 x[)") + (columns ? "i0 + 64*i1" : "64*i0 + i1") +
+                                   R"(]
+      %1 = Load f32 a[)" + (columns ? "i1" : "i0") +
+                                   R"(]
+      %2 = Sub f32 %0, %1
+      %3 = Load f32 b[)" + (columns ? "i1" : "i0") +
+                                   R"(]
+      %4 = Mul f32 %2, %3
+      %5 = Reduce.Sum f32 %4
+    }
+    stage [] {
+      Store f32 y[i0] %5
+    }
+  }
+}
+)");
+    schedule::Options one;
+    one.threads = 1;
+    const auto plan = schedule::make_plan(p, one);
+    ASSERT_EQ(plan.kernels.size(), 1u);
+    EXPECT_EQ(plan.kernels[0].vectorize_outer, columns);
+  }
+}
+
 // An optimizer's update of parameters of many sizes, a step counter each: two kernels in all.
 TEST(Schedule, UpdatesOfManyTensorsAreOneKernel) {
   std::mt19937 rng(17);
