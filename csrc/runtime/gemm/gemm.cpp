@@ -39,7 +39,7 @@ void pack_rows(Matrix a, int64_t i0, int64_t i1, int64_t k, float* to) {
   const int64_t mr = tile().mr;
   // Of a transposed A a few lines at a time, for all tiles: a tile's part of a line is less than a cache line.
   const int64_t steps = a.row == 1 ? 32 : k;
-  const int64_t sixes = transposed(a) && a.col >= mr ? (i1 - i0) / mr : 0;
+  const int64_t sixes = transposed(a) ? (i1 - i0) / mr : 0;
   for (int64_t p = 0; p < k; p += steps) {
     const int64_t lines = std::min(steps, k - p);
     pack_sixes(a.data + i0 + p * a.col, a.col, lines, sixes, k, p + lines < k, to + p * mr);

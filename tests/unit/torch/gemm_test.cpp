@@ -1,11 +1,15 @@
 #include "runtime/gemm/gemm.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <vector>
+
+#include "runtime/gemm/kernels.h"
 
 namespace kiln::runtime::gemm {
 namespace {
@@ -69,6 +73,32 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
 }
 
 // Of a matrix whose rows or columns are all the same line of memory nothing behind that line may be read.
+// Lines that begin right behind memory that may not be read and end right before such.
+TEST(Gemm, PackingReadsNoFurtherThanItsLines) {
+  if (!supported()) GTEST_SKIP();
+  const int64_t page = sysconf(_SC_PAGESIZE), floats = page / 4;
+  char* const memory =
+      static_cast<char*>(mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(memory, MAP_FAILED);
+  float* const middle = reinterpret_cast<float*>(memory + page);
+  for (int64_t i = 0; i < floats; ++i) middle[i] = static_cast<float>(i);
+  ASSERT_EQ(mprotect(memory, page, PROT_NONE), 0);
+  ASSERT_EQ(mprotect(memory + 2 * page, page, PROT_NONE), 0);
+  for (const int64_t tiles : {1, 3})
+    for (const int64_t step : {int64_t{3}, int64_t{6}, 6 * tiles, 6 * tiles + 5})
+      for (const int64_t lines : {1, 3, 4, 5, 8, 11})
+        for (const bool last : {false, true}) {
+          const float* const src = last ? middle + floats - (lines - 1) * step - 6 * tiles : middle;
+          std::vector<float> to(tiles * lines * 6 + 1, -1.0f);
+          pack_sixes(src, step, lines, tiles, lines, false, to.data());
+          for (int64_t t = 0; t < tiles; ++t)
+            for (int64_t l = 0; l < lines; ++l)
+              for (int64_t i = 0; i < 6; ++i) ASSERT_EQ(to[(t * lines + l) * 6 + i], src[l * step + t * 6 + i]);
+          EXPECT_EQ(to.back(), -1.0f);
+        }
+  munmap(memory, 3 * page);
+}
+
 TEST(Gemm, ExpandedOperands) {
   if (!supported()) GTEST_SKIP();
   for (const auto& [m, n, k] : {Case{12, 32, 40}, Case{12, 32, 600}, Case{12, 300, 500}}) {
