@@ -42,8 +42,8 @@ struct Shape {
   bool causal;
 };
 
-/// True where the host has the vector unit these kernels are written for (AVX-512), and the shape is one they serve
-/// (head_size at most 256, no empty dimension).
+/// True where the host has a vector unit that these kernels are written for (gemm::supported()), and the shape is one
+/// they serve (head_size at most 256, no empty dimension).
 bool supported(const Shape& s);
 
 /// out = softmax(scale * q k^T + mask) v; also writes the rows' log-sum-exp, unless lse.data is nullptr.
