@@ -172,7 +172,7 @@ struct Cut {
   /// Tiles, one for each tap, that meet a panel of the output's gradient: so many that copying it counts for little,
   /// and so few that their input stays in the second-level cache beside it.
   static constexpr int64_t kTiles = 36, kTileFloats = 3 << 15;
-  static constexpr int64_t kColumns = 256;
+  static constexpr int64_t kColumns = 256;  // that meet a copy of the input
   int64_t channel_tiles, row_tasks, panels, column_tasks, blocks, splits;
 
   Cut(const Shape& s, int threads) {

@@ -321,13 +321,15 @@ namespace {
 /// Up to this depth a panel of B is kept as a whole, in the second-level cache.
 constexpr int64_t kKeptDepth = 4 * kMaxDepth;
 
+/// Whether A may be read once for each panel: narrow panels would copy lines of a transposed one too often.
+bool meets_panels(const Matrix& a) { return has_avx512() || !transposed(a); }
+
 /// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be
 /// read by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A,
-/// which would have to be packed otherwise, even from memory. Narrow panels would read it too often.
+/// which would have to be packed otherwise, even from memory.
 bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  if (transposed(a) && !has_avx512()) return false;
   const int64_t limit = transposed(a) ? 1 << 23 : a.col == 1 ? 3 << 19 : 1 << 19;
-  return packs_by_panel(n, k, 0, threads) && m * k <= limit;
+  return meets_panels(a) && packs_by_panel(n, k, 0, threads) && m * k <= limit;
 }
 
 /// A long product with few results is cut along k: each thread packs what it multiplies, and adds to a C of its own.
@@ -335,8 +337,8 @@ bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads
 int depth_parts(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
   constexpr int64_t kResults = 1 << 19, kDepth = 256;
   const int64_t parts = std::min<int64_t>(threads, k / kDepth);
-  const bool by_panel = k < kKeptDepth || (transposed(a) && !has_avx512()) ? goes_by_panel(m, n, k, a, threads)
-                                                                           : packs_by_panel(n, k, m * k, threads);
+  const bool by_panel =
+      k < kKeptDepth ? goes_by_panel(m, n, k, a, threads) : meets_panels(a) && packs_by_panel(n, k, m * k, threads);
   return m * n * parts > kResults || by_panel || 2 * parts <= threads ? 1 : static_cast<int>(parts);
 }
 /// A part goes on in steps of this depth, so that what it reads stays in its second-level cache.

@@ -9,6 +9,7 @@
 #include <array>
 #include <utility>
 
+#include "runtime/gemm/avx2.h"
 #include "runtime/gemm/target.h"
 
 namespace kiln::runtime::gemm {
@@ -27,8 +28,7 @@ static_assert(kTallRows512 == kMaxTileRows);
 // are unrolled and no operand is prefetched: where a neighbour on the core's other hardware thread takes issue slots,
 // each instruction that multiplies nothing costs; measured 1.3 times faster there than a plain loop, and as fast alone.
 template <int R, int V>
-KILN_AVX512 inline __attribute__((always_inline)) void step512(const float* const (&a)[R], int64_t at, const float* b,
-                                                               __m512 (&acc)[R][V]) {
+KILN_AVX512 KILN_INLINE void step512(const float* const (&a)[R], int64_t at, const float* b, __m512 (&acc)[R][V]) {
   __m512 row[V];
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) row[v] = _mm512_load_ps(b + 16 * v);
@@ -42,9 +42,8 @@ KILN_AVX512 inline __attribute__((always_inline)) void step512(const float* cons
 
 /// `length` steps; kStep is the stride of a step in A if that is known, else 0.
 template <int R, int V, int kStep>
-KILN_AVX512 inline __attribute__((always_inline)) const float* run512(const float* const (&a)[R], int64_t length,
-                                                                      int64_t stride, const float* b,
-                                                                      __m512 (&acc)[R][V]) {
+KILN_AVX512 KILN_INLINE const float* run512(const float* const (&a)[R], int64_t length, int64_t stride, const float* b,
+                                            __m512 (&acc)[R][V]) {
   const int64_t step = kStep ? kStep : stride, whole = length / 4 * 4 * step, end = length * step;
   int64_t p = 0;
   for (; p < whole; b += 4 * 16 * V) {
@@ -130,20 +129,13 @@ KILN_AVX512 void micro8(const Left& left, const float* panel, const Store& s) {
   }
 }
 
-/// The first `count` of eight lanes, all of them from eight on.
-KILN_AVX2 inline __attribute__((always_inline)) __m256i first_lanes(int64_t count) {
-  alignas(32) static constexpr int32_t kLanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kLanes + 8 - (count < 8 ? count : 8)));
-}
-
 /// sum += x * y, in its own register: GCC takes whatever form of the instruction, moves accumulators about and, having
 /// none to spare, spills some.
-KILN_AVX2 inline __attribute__((always_inline)) void add_product(__m256& sum, __m256 x, __m256 y) {
+KILN_AVX2 KILN_INLINE void add_product(__m256& sum, __m256 x, __m256 y) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(y));
 }
 template <int R, int V>
-KILN_AVX2 inline __attribute__((always_inline)) void step256(const float* const (&a)[R], int64_t at, const float* b,
-                                                             __m256 (&acc)[R][V]) {
+KILN_AVX2 KILN_INLINE void step256(const float* const (&a)[R], int64_t at, const float* b, __m256 (&acc)[R][V]) {
   __m256 row[V];
 #pragma GCC unroll 2
   for (int v = 0; v < V; ++v) row[v] = _mm256_load_ps(b + 8 * v);
@@ -166,8 +158,7 @@ struct Part256 {
   KILN_AVX2 void store(float* to, __m256 x) const { _mm256_maskstore_ps(to, mask, x); }
 };
 template <int R, int V, class Part>
-KILN_AVX2 inline __attribute__((always_inline)) void store256(__m256 (&acc)[R][V], const Store& s,
-                                                              const Part (&parts)[V]) {
+KILN_AVX2 KILN_INLINE void store256(__m256 (&acc)[R][V], const Store& s, const Part (&parts)[V]) {
 #pragma GCC unroll 2
   for (int v = 0; v < V; ++v) {
     const Part& part = parts[v];
@@ -189,7 +180,7 @@ KILN_AVX2 inline __attribute__((always_inline)) void store256(__m256 (&acc)[R][V
 // R rows by V vectors of columns, whose steps lie `kWidth` floats apart. Measured on a Zen 3 beside a busy neighbour:
 // 0.87 of the rate of a loop without loads with four steps unrolled and one index for all rows, 0.69 with one step.
 template <int R, int V, int kWidth>
-KILN_AVX2 inline __attribute__((always_inline)) void tile256(const Left& left, const float* panel, const Store& s) {
+KILN_AVX2 KILN_INLINE void tile256(const Left& left, const float* panel, const Store& s) {
   const float* b = panel;
   __m256 acc[R][V];
 #pragma GCC unroll 6
@@ -276,25 +267,19 @@ Micro micro_for(int64_t rows, int64_t width) {
 
 namespace {
 
-/// to[j] is element j of each of the four vectors, in both halves for itself.
-KILN_AVX2 inline __attribute__((always_inline)) void transpose_lanes(const __m256 (&from)[4], __m256 (&to)[4]) {
-  const __m256 low01 = _mm256_unpacklo_ps(from[0], from[1]), high01 = _mm256_unpackhi_ps(from[0], from[1]);
-  const __m256 low23 = _mm256_unpacklo_ps(from[2], from[3]), high23 = _mm256_unpackhi_ps(from[2], from[3]);
-  to[0] = _mm256_shuffle_ps(low01, low23, 0x44), to[1] = _mm256_shuffle_ps(low01, low23, 0xee);
-  to[2] = _mm256_shuffle_ps(high01, high23, 0x44), to[3] = _mm256_shuffle_ps(high01, high23, 0xee);
-}
-
-KILN_AVX2 inline __attribute__((always_inline)) void transpose8(const float* src, int64_t src_row, float* dst,
-                                                                int64_t dst_row) {
+KILN_AVX2 KILN_INLINE void transpose8(const float* src, int64_t src_row, float* dst, int64_t dst_row) {
   for (int half = 0; half < 8; half += 4, src += 4, dst += 4 * dst_row) {
-    __m256 r[4], t[4];  // row i beside row i + 4
+    __m256 r[4];  // row i beside row i + 4
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
       r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(src + i * src_row)),
                                   _mm_loadu_ps(src + (i + 4) * src_row), 1);
-    transpose_lanes(r, t);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) _mm256_storeu_ps(dst + i * dst_row, t[i]);
+    const __m256 low01 = _mm256_unpacklo_ps(r[0], r[1]), high01 = _mm256_unpackhi_ps(r[0], r[1]);
+    const __m256 low23 = _mm256_unpacklo_ps(r[2], r[3]), high23 = _mm256_unpackhi_ps(r[2], r[3]);
+    _mm256_storeu_ps(dst, _mm256_shuffle_ps(low01, low23, 0x44));
+    _mm256_storeu_ps(dst + dst_row, _mm256_shuffle_ps(low01, low23, 0xee));
+    _mm256_storeu_ps(dst + 2 * dst_row, _mm256_shuffle_ps(high01, high23, 0x44));
+    _mm256_storeu_ps(dst + 3 * dst_row, _mm256_shuffle_ps(high01, high23, 0xee));
   }
 }
 

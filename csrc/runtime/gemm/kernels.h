@@ -47,8 +47,8 @@ Micro micro_for(int64_t rows, int64_t width);
 void transpose16(const float* src, int64_t src_row, float* dst, int64_t dst_row);
 
 /// Packs `lines` lines of 6 * tiles floats, `step` apart, into tiles of 6 columns: line p of tile t to
-/// dst + (t * depth + p) * 6. With `more`, further lines follow behind these in `src` and in each tile: the
-/// two floats behind the last six may be read and, in `dst`, be written.
+/// dst + (t * depth + p) * 6. With `more`, further lines follow behind these in `src` and in each tile: the two floats
+/// behind the last six may be read and, in `dst`, be written.
 void pack_sixes(const float* src, int64_t step, int64_t lines, int64_t tiles, int64_t depth, bool more, float* dst);
 
 }  // namespace kiln::runtime::gemm

@@ -72,7 +72,6 @@ TEST(Gemm, EqualsDoublePrecisionProduct) {
       }
 }
 
-// Of a matrix whose rows or columns are all the same line of memory nothing behind that line may be read.
 // Lines that begin right behind memory that may not be read and end right before such.
 TEST(Gemm, PackingReadsNoFurtherThanItsLines) {
   if (!supported()) GTEST_SKIP();
@@ -99,6 +98,7 @@ TEST(Gemm, PackingReadsNoFurtherThanItsLines) {
   munmap(memory, 3 * page);
 }
 
+// Of a matrix whose rows or columns are all the same line of memory nothing behind that line may be read.
 TEST(Gemm, ExpandedOperands) {
   if (!supported()) GTEST_SKIP();
   for (const auto& [m, n, k] : {Case{12, 32, 40}, Case{12, 32, 600}, Case{12, 300, 500}}) {
