@@ -1,5 +1,6 @@
 #include "aten/convert.h"
 
+#include "aten/fake.h"
 #include "aten/pch.h"
 #include "base/error.h"
 
@@ -363,6 +364,30 @@ graph::Arg numbers_of(const at::Tensor& t) {
   graph::Arg::List numbers;
   for (int64_t i = 0; i < flat.numel(); ++i) numbers.push_back(number_arg(flat[i].item()));
   return numbers;
+}
+
+at::Tensor constant_tensor(const std::vector<graph::Arg>& args) {
+  const auto& values = args.at(0).list();
+  const at::ScalarType type = scalar_type_of(args.at(2).as<DType>());
+  const std::vector<int64_t> sizes = args.at(1).to_ints();
+  const bool is_complex = c10::isComplexType(type), is_float = c10::isFloatingType(type);
+  const NoFakeGuard real;
+  // Built in the widest type of the kind, which holds every value exactly.
+  const at::ScalarType wide = is_complex ? at::kComplexDouble : is_float ? at::kDouble : at::kLong;
+  at::Tensor t = at::empty({static_cast<int64_t>(values.size())}, wide);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const graph::Arg& v = values[i];
+    if (is_complex) {
+      t.mutable_data_ptr<c10::complex<double>>()[i] = v.is<std::complex<double>>()
+                                                          ? c10::complex<double>(v.as<std::complex<double>>())
+                                                          : c10::complex<double>(v.to_double());
+    } else if (is_float) {
+      t.mutable_data_ptr<double>()[i] = v.to_double();
+    } else {
+      t.mutable_data_ptr<int64_t>()[i] = v.to_int();
+    }
+  }
+  return t.to(type).reshape(sizes);
 }
 
 at::Scalar wrapped_number_value(const at::Tensor& t) {

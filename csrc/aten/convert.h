@@ -58,6 +58,8 @@ constexpr int64_t kMaxConstant = 4096;
 graph::Arg number_arg(const at::Scalar& s);
 /// The elements of a real tensor as a list of numbers. The caller sees to it that operators compute (NoFakeGuard).
 graph::Arg numbers_of(const at::Tensor& t);
+/// The tensor of a kiln::tensor_constant(numbers, sizes, dtype).
+at::Tensor constant_tensor(const std::vector<graph::Arg>& args);
 
 /// Calls f on every tensor in `value`, undefined ones included: a tensor, an optional one, or a list.
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);

@@ -367,6 +367,9 @@ ShapesOnly::~ShapesOnly() { shapes_only = before_; }
 bool is_history_of_input(const torch::autograd::Node& node) { return dynamic_cast<const FakeInput*>(&node) != nullptr; }
 
 at::Tensor make_fake(const at::Tensor& real) {
+  // Types are promoted as with a number: the graph's tensors cannot say that.
+  if (real.unsafeGetTensorImpl()->is_wrapped_number())
+    throw Unsupported("a number that autograd has saved as a tensor");
   c10::InferenceMode mode(real.is_inference());
   at::Tensor t = make_plain_fake(real);
   copy_autograd(real, t);

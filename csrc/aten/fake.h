@@ -37,7 +37,8 @@ inline bool is_fake(const at::Tensor& t) { return t.defined() && t.key_set().has
 /// A fake with the sizes, strides, offset, dtype, device and storage size of `real`. It requires grad if `real` does;
 /// one of a non-leaf has a grad_fn of its own (FakeInput), so that is_leaf, retain_grad and in-place rules are as for
 /// `real`. Inference tensors give inference fakes. Throws Unsupported for what is not a plain strided tensor: sparse,
-/// quantized, nested, named, conjugated or negated lazily, functorch wrappers, __torch_dispatch__ subclasses.
+/// quantized, nested, named, conjugated or negated lazily, functorch wrappers, __torch_dispatch__ subclasses, numbers
+/// that autograd has saved as tensors.
 at::Tensor make_fake(const at::Tensor& real);
 /// True for the grad_fn of such a fake: what is behind it happened before the trace.
 bool is_history_of_input(const torch::autograd::Node& node);

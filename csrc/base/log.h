@@ -6,18 +6,19 @@
 // Artifact logs: KILN_LOGS=graph,guards,... switches topics on; each topic prints whole texts, not debug lines.
 namespace kiln {
 
-#define KILN_LOG_TOPICS(X)                                                   \
-  X(graph, "captured torch-level graphs")                                    \
-  X(bytecode, "original and modified bytecode")                              \
-  X(guards, "guards of each compiled entry")                                 \
-  X(recompiles, "which guard failed and caused a recompile")                 \
-  X(graph_breaks, "graph breaks with the user's stack, cause and hint")      \
-  X(aot, "joint, forward and backward graphs")                               \
-  X(loops, "loop-level IR before and after scheduling")                      \
-  X(output_code, "generated kernels and the artifact's steps")               \
-  X(timing, "time of every stage and pass")                                  \
-  X(step_times, "time of each step of an artifact, after 10, 100, .. calls") \
-  X(bisect, "functions, graphs and kernels, numbered as bisect counts them") \
+#define KILN_LOG_TOPICS(X)                                                                    \
+  X(graph, "captured torch-level graphs")                                                     \
+  X(bytecode, "original and modified bytecode")                                               \
+  X(guards, "guards of each compiled entry")                                                  \
+  X(recompiles, "which guard failed and caused a recompile")                                  \
+  X(graph_breaks, "graph breaks with the user's stack, cause and hint")                       \
+  X(aot, "joint, forward and backward graphs")                                                \
+  X(loops, "loop-level IR before and after scheduling")                                       \
+  X(output_code, "generated kernels and the artifact's steps")                                \
+  X(compiled_autograd, "backwards under kiln.compiled_autograd, and why others run in eager") \
+  X(timing, "time of every stage and pass")                                                   \
+  X(step_times, "time of each step of an artifact, after 10, 100, .. calls")                  \
+  X(bisect, "functions, graphs and kernels, numbered as bisect counts them")                  \
   X(fallback, "ops that run as ATen calls, shapes from Meta kernels, and other quiet fallbacks")
 
 enum class Topic {

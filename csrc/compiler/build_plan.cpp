@@ -1,5 +1,6 @@
 #include "compiler/build_plan.h"
 
+#include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/bisect.h"
 #include "base/error.h"
@@ -58,7 +59,7 @@ class Builder {
     }
     for (const auto& [b, node] : lowered_.constants) {
       SlotInfo info{SlotInfo::Kind::Constant, node->name, meta(b)};
-      info.constant = runtime::constant_tensor(*node);
+      info.constant = aten::constant_tensor(node->args);
       slots_[b] = plan_.add_slot(std::move(info));
     }
     for (size_t i = 0; i < slots_.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "aten/schema.h"
@@ -50,15 +51,8 @@ struct BackwardMaker {
   int64_t made = 0;
 
   runtime::BackwardPass operator()(const joint::Part& wanted) {
-    if (all && wanted.defined.all()) {
-      std::vector<size_t> inputs(graph->inputs().size());
-      std::iota(inputs.begin(), inputs.end(), size_t{0});
-      return {all, std::move(inputs)};
-    }
-    joint::Narrowed part = joint::narrow(*graph, num_saved, wanted, reached_from, num_grads);
-    TORCH_CHECK(part.graph,
-                "the gradient of one result of this compiled function by another is asked for (retain_grad, a hook, "
-                "autograd.grad), and is no value of its own in the backward graph: run the function in eager");
+    if (all && wanted.defined.all()) return {all, all_inputs()};
+    joint::Narrowed part = graph_of(wanted);
     if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "backward graph of some outputs", graph::print(*part.graph));
     const size_t before = stage_times().size();
     auto artifact = compile(*part.graph);
@@ -66,7 +60,21 @@ struct BackwardMaker {
     return {std::move(artifact), std::move(part.inputs)};
   }
 
+  joint::Narrowed graph_of(const joint::Part& wanted) const {
+    if (all && wanted.defined.all()) return {graph->clone(), all_inputs()};
+    joint::Narrowed part = joint::narrow(*graph, num_saved, wanted, reached_from, num_grads);
+    TORCH_CHECK(part.graph,
+                "the gradient of one result of this compiled function by another is asked for (retain_grad, a hook, "
+                "autograd.grad), and is no value of its own in the backward graph: run the function in eager");
+    return part;
+  }
+
  private:
+  std::vector<size_t> all_inputs() const {
+    std::vector<size_t> inputs(graph->inputs().size());
+    std::iota(inputs.begin(), inputs.end(), size_t{0});
+    return inputs;
+  }
   std::shared_ptr<runtime::Artifact> compile(const graph::Graph& g) {
     // One loss after another, each with a graph of its own, is no reason to compile for ever.
     if (made++ >= options().recompile_limit) return runtime::aten_artifact(g);
@@ -196,8 +204,13 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   // Which of several outputs will be differentiated is known at the first backward().
   std::shared_ptr<runtime::Artifact> all;
   if (joint.tangent_of.size() == 1) all = compiler(*cut.backward, "backward");
-  parts->make_backward = BackwardMaker{std::move(cut.backward), cut.saved.size(),    std::move(joint.reached_from),
-                                       joint.grad_of.size(),    std::move(compiler), std::move(all)};
+  const auto maker = std::make_shared<BackwardMaker>(BackwardMaker{std::move(cut.backward), cut.saved.size(),
+                                                                   std::move(joint.reached_from), joint.grad_of.size(),
+                                                                   std::move(compiler), std::move(all)});
+  static std::atomic<uint64_t> last_id{0};
+  parts->id = ++last_id;
+  parts->make_backward = [maker](const joint::Part& wanted) { return (*maker)(wanted); };
+  parts->graph_of_backward = [maker](const joint::Part& wanted) { return maker->graph_of(wanted); };
   return runtime::make_compiled_function(std::move(parts));
 }
 

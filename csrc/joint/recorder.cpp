@@ -58,9 +58,21 @@ at::Tensor Recorder::laid_out(const at::Tensor& t, const std::vector<int64_t>& s
   return fake;
 }
 
+std::vector<at::Tensor> Recorder::call(graph::Op function, std::vector<Arg> args,
+                                       std::vector<graph::TensorMeta> results, bool returns_list) {
+  std::vector<at::Tensor> fakes;
+  for (const graph::TensorMeta& meta : results) fakes.push_back(meta.defined ? aten::make_fake(meta) : at::Tensor());
+  graph::Node* node = add(function, std::move(args), std::move(results));
+  node->returns_list = returns_list;
+  for (uint32_t i = 0; i < fakes.size(); ++i)
+    if (fakes[i].defined()) bind(fakes[i], node->out(i));
+  return fakes;
+}
+
 void Recorder::called(const aten::OpInfo& op, c10::ArrayRef<c10::IValue> args, c10::ArrayRef<c10::IValue> results) {
   using aten::OpKind;
-  if (op.kind != OpKind::Functional && op.kind != OpKind::View)
+  const bool writes = op.kind == OpKind::InPlace || op.kind == OpKind::Out;
+  if (op.kind != OpKind::Functional && op.kind != OpKind::View && !(in_place && writes))
     throw Unsupported(op.op.name() + " writes in place and has no functional form");
   const std::vector<at::Tensor> tensors = aten::flatten_tensors(results);
   static const graph::Op kDetach("aten::detach"), kAlias("aten::alias"), kLift("aten::lift_fresh"),

@@ -22,6 +22,11 @@ class Recorder : public aten::FakeObserver {
   /// A copy of the fake `t` with these strides, which are dense.
   at::Tensor laid_out(const at::Tensor& t, const std::vector<int64_t>& strides);
 
+  /// A call of what is no operator: a Python function of this dotted name. Returns fakes for its results.
+  std::vector<at::Tensor> call(graph::Op function, std::vector<graph::Arg> args, std::vector<graph::TensorMeta> results,
+                               bool returns_list);
+
+  bool in_place = false;                           // writes stay what they are: the graph is not to be functional
   bool backward = false;                           // nodes are made by the autograd engine
   bool differentiated = false;                     // the program has run the engine
   int checkpoint = 0;                              // the checkpointed call that the program is in

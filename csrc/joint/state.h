@@ -17,7 +17,7 @@ class TraceState {
   static void note_origin(const graph::Node& node);
   /// Sets the flag of a leaf, for as long as the program runs if the trace passed it in.
   static void set_requires_grad(const at::Tensor& t, bool wanted);
-  /// The tensor of a kiln::tensor_constant node.
+  /// The tensor of a kiln::tensor_constant node; outside of a trace, with its numbers.
   static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
   /// Gives a functional tensor's value these strides.
   static void lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides);

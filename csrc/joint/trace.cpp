@@ -195,6 +195,8 @@ void Tracer::find_mutations() {
     if (examples_[i].has_storage()) sharing[examples_[i].storage().unsafeGetStorageImpl()].push_back(i);
   for (size_t i = 0; i < primals_.size(); ++i) {
     if (primal_index_.at(primals_[i].unsafeGetTensorImpl()) != static_cast<int64_t>(i)) continue;
+    // A number in a tensor, as autograd saves it, is never wrapped, and nobody writes to it.
+    if (!fn::isFunctionalTensor(primals_[i])) continue;
     auto* wrapper = fn::unsafeGetFunctionalWrapper(primals_[i]);
     if (wrapper->was_storage_changed()) throw Unsupported("an input's storage is replaced (set_, .data =)");
     if (wrapper->has_metadata_mutation() || primals_[i].sizes() != examples_[i].sizes())
@@ -564,7 +566,7 @@ void TraceState::note_hook(const torch::autograd::Node* node, bool registered) {
 }
 
 at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::TensorMeta& meta) {
-  KILN_CHECK(active, "a constant outside of a trace");
+  if (!active) return aten::constant_tensor(args);
   return fn::to_functional_tensor(active->recorder().constant(args, meta));
 }
 void TraceState::lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides) {

@@ -7,29 +7,6 @@
 
 namespace kiln::runtime {
 
-at::Tensor constant_tensor(const graph::Node& node) {
-  const auto& values = node.arg(0).list();
-  const at::ScalarType type = aten::scalar_type_of(node.arg(2).as<DType>());
-  const std::vector<int64_t> sizes = node.arg(1).to_ints();
-  const bool is_complex = c10::isComplexType(type), is_float = c10::isFloatingType(type);
-  // Built in the widest type of the kind, which holds every value exactly.
-  const at::ScalarType wide = is_complex ? at::kComplexDouble : is_float ? at::kDouble : at::kLong;
-  at::Tensor t = at::empty({static_cast<int64_t>(values.size())}, wide);
-  for (size_t i = 0; i < values.size(); ++i) {
-    const graph::Arg& v = values[i];
-    if (is_complex) {
-      t.mutable_data_ptr<c10::complex<double>>()[i] = v.is<std::complex<double>>()
-                                                          ? c10::complex<double>(v.as<std::complex<double>>())
-                                                          : c10::complex<double>(v.to_double());
-    } else if (is_float) {
-      t.mutable_data_ptr<double>()[i] = v.to_double();
-    } else {
-      t.mutable_data_ptr<int64_t>()[i] = v.to_int();
-    }
-  }
-  return t.to(type).reshape(sizes);
-}
-
 std::shared_ptr<Artifact> aten_artifact(const graph::Graph& g) {
   static const graph::Op kConstant("kiln::tensor_constant");
   Plan plan;
@@ -54,7 +31,7 @@ std::shared_ptr<Artifact> aten_artifact(const graph::Graph& g) {
     if (n->kind == graph::NodeKind::Placeholder) continue;
     if (n->op == kConstant) {
       SlotInfo info{SlotInfo::Kind::Constant, n->name, n->results.at(0)};
-      info.constant = constant_tensor(*n);
+      info.constant = aten::constant_tensor(n->args);
       slots[n->out()] = plan.add_slot(std::move(info));
       continue;
     }

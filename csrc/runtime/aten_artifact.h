@@ -8,7 +8,4 @@ namespace kiln::runtime {
 /// with). Throws Unsupported for an op that the dispatcher does not have.
 std::shared_ptr<Artifact> aten_artifact(const graph::Graph& g);
 
-/// A plan's tensor for kiln::tensor_constant(values, sizes, dtype).
-at::Tensor constant_tensor(const graph::Node& node);
-
 }  // namespace kiln::runtime

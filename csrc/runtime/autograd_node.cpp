@@ -4,12 +4,14 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
 
 #include "aten/convert.h"
+#include "aten/fake.h"
 #include "aten/pch.h"
 #include "base/error.h"
 #include "runtime/silent_edges.h"
@@ -26,7 +28,7 @@ at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
   TORCH_CHECK(t.sizes() == c10::IntArrayRef(m.sizes), "a gradient of size ", t.sizes(), " for an output of size ",
               c10::IntArrayRef(m.sizes));
   if (t.strides() == c10::IntArrayRef(m.strides) && t.storage_offset() == 0 && !t.is_conj() && !t.is_neg()) return t;
-  at::Tensor copy = aten::empty_of(m);
+  at::Tensor copy = aten::is_fake(t) ? t.new_empty_strided(m.sizes, m.strides) : aten::empty_of(m);
   copy.copy_(t);
   return copy;
 }
@@ -124,6 +126,42 @@ variable_list CompiledBackward::run(const joint::Part& part, variable_list&& gra
   return pass.artifact->run(std::move(args));
 }
 
+void CompiledBackward::compiled_args(torch::autograd::CompiledNodeArgs& args) const {
+  // The engine knows which of the results that are left may be differentiated.
+  TORCH_CHECK(used_up_.none(), torch::autograd::ERR_BACKWARD_TWICE);
+  args.collect(parts_->id);
+  args.collect(saved, /*is_output=*/true);
+}
+
+variable_list CompiledBackward::apply_with_saved(const variable_list& grads,
+                                                 torch::autograd::SwapSavedVariables& fakes) {
+  fakes.before(saved);
+  // Whatever happens, what is saved comes back.
+  std::exception_ptr failure;
+  variable_list out;
+  try {
+    out = trace(grads);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  fakes.after(saved);
+  if (failure) std::rethrow_exception(failure);
+  return out;
+}
+
+variable_list CompiledBackward::trace(const variable_list& grads) {
+  joint::Part part{joint::TangentSet(grads.size()), parts_->no_tangents()};
+  for (size_t i = 0; i < grads.size(); ++i) part.defined[i] = grads[i].defined();
+  if (part.defined.none()) return variable_list(parts_->grad_of.size());
+  const joint::Narrowed narrowed = parts_->graph_of_backward(part);
+  std::vector<at::Tensor> args;
+  const auto self = getptr();
+  for (size_t i : narrowed.inputs)
+    args.push_back(i < saved.size() ? saved[i].unpack(self)
+                                    : as_tangent(grads[i - saved.size()], parts_->tangent_metas[i - saved.size()]));
+  return joint::replay(*narrowed.graph)(args);
+}
+
 /// The gradients by running the program again in eager and differentiating that: with create_graph=True this makes the
 /// gradients' own graph.
 variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const variable_list& grads) {
@@ -214,6 +252,16 @@ class ResultBackward : public torch::autograd::Node {
   ResultBackward(const CompiledParts& parts, size_t tangent)
       : tangent_(tangent), others_(parts.contributes_to[tangent]) {}
   std::string name() const override { return "CompiledBackward"; }
+
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
+    for_each_other([&](size_t edge, size_t) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!observed(*next_edge(edge).function),
+                                  "a hook on a result of a compiled function from which another result is computed");
+    });
+  }
+  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables&) override {
+    return apply(variable_list(grads));
+  }
 
  protected:
   variable_list apply(variable_list&& grads) override {

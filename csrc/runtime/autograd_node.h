@@ -26,10 +26,16 @@ class CompiledBackward : public torch::autograd::Node {
       : parts_(std::move(parts)), used_up_(parts_->tangent_of.size()) {}
   std::string name() const override { return "CompiledBackward"; }
   void release_variables() override;
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override;
+  torch::autograd::variable_list apply_with_saved(const torch::autograd::variable_list& grads,
+                                                  torch::autograd::SwapSavedVariables& fakes) override;
 
   std::vector<torch::autograd::SavedVariable> saved;
   /// Keeps what the call was given, for a second differentiation.
   void keep_inputs(const std::vector<at::Tensor>& inputs, CallState before);
+  /// After a backward of these outputs, by tangent, without retain_graph. Where it ran as part of a larger graph, who
+  /// ran that says so.
+  void use_up(const joint::TangentSet& defined);
   /// What the gradient `grad` of tangent `of` contributes to the gradients of the results in `cut`, in order. The
   /// backward that runs takes those as the whole gradients then.
   torch::autograd::variable_list contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad);
@@ -41,8 +47,8 @@ class CompiledBackward : public torch::autograd::Node {
   torch::autograd::variable_list gradients(torch::autograd::variable_list&& grads);
   torch::autograd::variable_list apply_in_eager(const joint::Part& part, const torch::autograd::variable_list& grads);
   torch::autograd::variable_list run(const joint::Part& part, torch::autograd::variable_list&& grads, bool keep_graph);
-  /// After a backward of these outputs without retain_graph.
-  void use_up(const joint::TangentSet& defined);
+  /// The gradients by the operators of the backward graph: what is saved are fakes.
+  torch::autograd::variable_list trace(const torch::autograd::variable_list& grads);
   /// Gives up what only the outputs that are used up need.
   void release();
   std::shared_ptr<CompiledParts> parts_;

@@ -39,6 +39,10 @@ struct CompiledParts {
   std::shared_ptr<Artifact> forward;
   /// Makes a part of the backward pass, at its first use. Fails for want of support only if the part is cut.
   std::function<BackwardPass(const joint::Part&)> make_backward;
+  /// The graph of such a part, for who traces the backward into a larger one.
+  std::function<joint::Narrowed(const joint::Part&)> graph_of_backward;
+  /// No other parts in the process have this number.
+  uint64_t id = 0;
   /// Runs the program in eager above autograd; differentiates a second time (create_graph=True). For it are kept, at
   /// each call, the generator's state if the program draws numbers, and copies of the inputs `copied`, which it reads
   /// and writes. `written`: all that it writes; the second run writes to copies.

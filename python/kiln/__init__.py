@@ -16,7 +16,7 @@ _check.check_versions()
 
 import torch  # noqa: E402  (kiln._C links against it, so it is loaded first)
 
-from kiln import _optimizers, exc  # noqa: E402
+from kiln import _optimizers, aot, compiled_autograd, exc, testing  # noqa: E402
 from kiln._build_info import VERSION as __version__  # noqa: E402
 from kiln.api import (  # noqa: E402
     allow_in_graph,
@@ -42,9 +42,11 @@ __all__ = [
     "OptimizedModule",
     "__version__",
     "allow_in_graph",
+    "aot",
     "assume_constant_result",
     "compile",
     "compile_in_place",
+    "compiled_autograd",
     "config",
     "disable",
     "disallow_in_graph",
@@ -60,6 +62,7 @@ __all__ = [
     "reset",
     "run",
     "set_logs",
+    "testing",
 ]
 _optimizers.call_directly()
 del torch

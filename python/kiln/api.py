@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kiln import _C, backends, exc, module
+from kiln import _C, backends, compiled_autograd, exc, module
 
 # What each mode changes in the option table. Kernels are chosen by measurement in every mode, so there is little to change.
 MODES: dict[str, dict[str, Any]] = {
@@ -184,6 +184,7 @@ def reset() -> None:
     """Forgets everything that was compiled, all counters and all warnings that were given once."""
     _C.reset()
     _C.reset_bisect()
+    compiled_autograd.reset()
 
 
 def run(f: Callable[..., Any] | None = None) -> Any:

@@ -87,3 +87,9 @@ def test_resnet50(capfd):
         assert math.isclose(eager, ours, rel_tol=1e-4 if step == 0 else 0.15, abs_tol=1e-5), f"step {step}"
     assert set(medians) == {"eager", "kiln"}
     assert "ms a step" in capfd.readouterr().out
+
+
+def test_compiled_autograd(capfd):
+    graphs, agree = load("compiled_autograd").main()
+    assert len(graphs) == 1 and agree
+    assert "31 operators and hooks in one graph" in capfd.readouterr().out

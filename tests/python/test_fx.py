@@ -316,3 +316,15 @@ def test_operators_of_classes_are_what_they_call(capsys):
     assert_same(f(x), kiln.compile(f, backend=backend)(x))
     assert seen == ["l_x_", "mul", "add", "add_1", "mul_1", "gt", "sum_1", "output"]
     assert kiln.explain(f)(x).graph_count == 1
+
+
+def test_complex_numbers_reach_a_backend():
+    codes = []
+
+    def backend(gm, example_inputs):
+        codes.append(gm.code)
+        return gm.forward
+
+    x = torch.ones(2)
+    assert torch.equal(kiln.compile(lambda x: torch.full((2,), 3j) + x * (1 + 2j), backend=backend)(x), x + (2j + 3j))
+    assert "(1+2j)" in codes[0]

@@ -847,3 +847,15 @@ def test_complex_numbers_beside_half_precision():
         return (x.half() + z).dtype, (x.half() * 1j).to(torch.complex64), (x.bfloat16() * 1j), x * 1j, x.double() * z
 
     check(f, torch.ones(3), grad=False)
+
+
+def test_a_number_that_autograd_has_saved_is_a_number():
+    def f(x, n):
+        return torch.ops.aten.mul.Tensor(x, n)
+
+    number = (torch.ones(2, requires_grad=True) * 2.0).grad_fn._saved_other
+    assert number.dtype == torch.float64
+    compiled = kiln.compile(f)
+    for x in (torch.randn(2), torch.randn(()), torch.ones((), dtype=torch.bfloat16)):
+        for n in (torch.tensor(2.0, dtype=torch.float64), number):
+            assert_same(compiled(x, n), f(x, n))

@@ -1,3 +1,4 @@
+#include <pybind11/complex.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -12,7 +13,6 @@
 #include "python/bindings/fx.h"
 #include "python/capture/capture.h"
 #include "python/pch.h"
-#include "runtime/aten_artifact.h"
 
 namespace kiln::bindings {
 namespace {
@@ -250,7 +250,7 @@ class Exporter {
   /// A tensor whose numbers the graph knows, as AOT compilers are used to it: an attribute of the module, copied by
   /// each run, since a result may be written.
   void constant(const Node& n) {
-    pb::object tensor = pb::reinterpret_steal<pb::object>(THPVariable_Wrap(runtime::constant_tensor(n)));
+    pb::object tensor = pb::reinterpret_steal<pb::object>(THPVariable_Wrap(aten::constant_tensor(n.args)));
     const pb::object kept = attribute("_tensor_constant" + std::to_string(num_tensors_++), tensor);
     describe(kept, pb::none(), n.results, false);
     create("call_function", aten_overload("aten::lift_fresh_copy"), pb::make_tuple(kept), pb::dict(), n);

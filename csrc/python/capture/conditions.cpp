@@ -14,7 +14,6 @@
 #include "ops/ops.h"
 #include "python/capture/machine.h"
 #include "python/pch.h"
-#include "runtime/aten_artifact.h"
 
 namespace kiln::capture {
 
@@ -320,7 +319,7 @@ at::Tensor Machine::evaluate(Value value, NodeSet* nodes, Reach reach,
   try {
     for (Node* n : order) {
       if (n->op == constant_op()) {
-        now[n->out()] = runtime::constant_tensor(*n);
+        now[n->out()] = aten::constant_tensor(n->args);
         continue;
       }
       const aten::OpInfo& op = aten::get_op(n->op);

@@ -67,7 +67,7 @@ bool check_tensor(PyObject* o, const TensorFacts& f) {
         std::memcmp(impl->strides().data(), f.sizes_strides() + f.dim, bytes) != 0)
       return false;
   }
-  if (impl->requires_grad() != f.requires_grad) return false;
+  if (impl->requires_grad() != f.requires_grad || impl->is_wrapped_number()) return false;
   return leaf(impl, t) == f.is_leaf;
 }
 

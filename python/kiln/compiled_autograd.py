@@ -1,0 +1,190 @@
+"""Compiled autograd: the whole of a backward as one graph at run time, whatever made its nodes.
+
+```python
+with kiln.compiled_autograd.enable(kiln.compile):
+    loss.backward()
+```
+
+Within the block each `backward()` of the process, and each `torch.autograd.grad`, is looked through when it starts. The formulas
+of all its nodes, the hooks on the way and what leaves do with their gradients become one `torch.fx.GraphModule`, which is
+given to `compiler_fn`; a backward of the same nodes, sizes and kinds of tensors is not traced again. So graphs of several
+compiled parts, or of none, are joined, and hooks are compiled with what is around them. What cannot be traced runs in eager, which is said once.
+
+The functions `call_...` and `accumulate` stand in these graphs for what is no operator of PyTorch's.
+"""
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from kiln import _C
+from kiln.exc import BackendError
+
+__all__ = ["disable", "enable"]
+
+# Of compilers that were used last: what each has compiled is kept for the next `with enable(...)`.
+_MAX_SESSIONS = 8
+_sessions: dict[Any, Any] = {}
+
+
+@contextlib.contextmanager
+def enable(compiler_fn: Callable[[torch.fx.GraphModule], Callable[..., Any]] | None = None) -> Iterator[None]:
+    """Compiles the backwards within a `with` block.
+
+    compiler_fn: takes a `torch.fx.GraphModule` and returns a callable; None for `kiln.compile`. The module's forward is
+        `forward(inputs, sizes, scalars, hooks, packed_inputs)`: the list of tensors that the backward reads and writes, an
+        empty tuple, the numbers that tensors were multiplied by and the like, the hooks and contexts of Python functions, one more
+        empty tuple. It returns the gradients that
+        `torch.autograd.grad` asked for; those of leaves it adds to their `.grad` itself.
+
+    Raises kiln.exc.BackendError if compiler_fn returns something that cannot be called.
+    """
+    if compiler_fn is None:
+        from kiln import compile as compiler_fn
+    before = _C.set_backward_session(_session(compiler_fn))
+    try:
+        yield
+    finally:
+        _C.set_backward_session(before)
+
+
+@contextlib.contextmanager
+def disable() -> Iterator[None]:
+    """Gives the backwards within a `with` block to PyTorch's engine again."""
+    before = _C.set_backward_session(None)
+    try:
+        yield
+    finally:
+        _C.set_backward_session(before)
+
+
+def reset() -> None:
+    """Forgets all compiled backwards."""
+    _sessions.clear()
+
+
+def _session(compiler_fn: Any) -> Any:
+    session = _sessions.pop(compiler_fn, None) or _C.BackwardSession(compiler_fn)
+    _sessions[compiler_fn] = session
+    while len(_sessions) > _MAX_SESSIONS:
+        del _sessions[next(iter(_sessions))]
+    return session
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
+def _compile(compiler_fn: Any, gm: torch.fx.GraphModule, numbers: list[bool]) -> Callable[..., Any]:
+    """What `compiler_fn` makes of a traced backward, whose placeholders are its tensors and numbers one by one.
+    numbers: which of these are numbers."""
+    graph = gm.graph
+    tensors = [node for node in graph.nodes if node.op == "placeholder"]
+    first = next(iter(graph.nodes))
+    with graph.inserting_before(first):
+        inputs, _, scalars, hooks, _ = map(graph.placeholder, ("inputs", "sizes", "scalars", "hooks", "packed_inputs"))
+    for i, node in enumerate(tensors):
+        with graph.inserting_before(node):
+            place = (scalars if numbers[i] else inputs, numbers[:i].count(numbers[i]))
+            item = graph.call_function(operator.getitem, place)
+        if numbers[i]:
+            for user in list(node.users):
+                user.target, user.args, user.kwargs = _OPERATORS[user.target], user.args[:2], {}
+        else:
+            item.meta = node.meta
+        node.replace_all_uses_with(item)
+        graph.erase_node(node)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _TAKE_HOOK:
+            with graph.inserting_before(node):
+                hook = graph.call_function(operator.getitem, (hooks, node.args[0]))
+            node.args = (hook, *node.args[1:])
+    gm.recompile()
+    compiled = compiler_fn(gm)
+    if not callable(compiled):
+        raise BackendError(
+            f"the compiler of compiled autograd returned {type(compiled).__name__}, which cannot be called"
+        )
+    return compiled
+
+
+def call_tensor_hook(hook: Any, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient after a hook of Tensor.register_hook."""
+    changed = hook(grad)
+    return grad if changed is None else changed
+
+
+def call_node_pre_hook(hook: Any, grads: list[Any]) -> Any:
+    """What reaches a node after a hook of Node.register_prehook."""
+    changed = hook(tuple(grads))
+    if changed is None:
+        return tuple(grads)
+    return changed if isinstance(changed, tuple) else (changed,)
+
+
+def call_node_hook(hook: Any, outputs: list[Any], inputs: list[Any]) -> Any:
+    """What a node returns after a hook of Node.register_hook."""
+    changed = hook(tuple(outputs), tuple(inputs))
+    if changed is None:
+        return tuple(outputs)
+    return changed if isinstance(changed, tuple) else (changed,)
+
+
+class _Context:
+    """The context of a torch.autograd.Function whose saved tensors are those of a graph: the node has given up its own."""
+
+    def __init__(self, ctx: Any, saved_tensors: tuple[Any, ...]):
+        self.__dict__["_ctx"] = ctx
+        self.__dict__["saved_tensors"] = saved_tensors
+        self.__dict__["saved_variables"] = saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+
+def call_function(ctx: Any, returns: list[bool], saved_tensors: list[Any], grads: list[Any]) -> Any:
+    """The gradients that the backward of a torch.autograd.Function returns. `returns`: which ones are tensors, by input."""
+    function = ctx._forward_cls
+    backward = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
+    result = backward(_Context(ctx, tuple(saved_tensors)), *grads)
+    if not isinstance(result, tuple):
+        result = (result,)
+    if [isinstance(grad, torch.Tensor) for grad in result[: len(returns)]] != returns:
+        raise RuntimeError(
+            f"kiln.compiled_autograd: the backward of {function.__name__} returns None for another input than it did the first "
+            "time; call this backward under kiln.compiled_autograd.disable()"
+        )
+    return result
+
+
+def accumulate(variable: torch.Tensor, grad: torch.Tensor, strides: list[int] | None) -> None:
+    """Adds `grad` to a leaf's gradient; the first is copied into memory of these strides. None: nobody else has `grad`'s
+    memory, and it lies as the leaf does."""
+    if variable.grad is not None:
+        variable.grad.add_(grad)
+    elif strides is None:
+        variable.grad = grad
+    else:
+        variable.grad = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+def call_accumulated_hook(hook: Any, variable: torch.Tensor) -> None:
+    """Calls a hook of Tensor.register_post_accumulate_grad_hook."""
+    hook(variable)
+
+
+# What takes a number beside a tensor, as Python writes it: it may be another number at each call.
+_OPERATORS = {
+    torch.ops.aten.add.Tensor: operator.add,
+    torch.ops.aten.sub.Tensor: operator.sub,
+    torch.ops.aten.mul.Tensor: operator.mul,
+    torch.ops.aten.div.Tensor: operator.truediv,
+}
+_TAKE_HOOK = {call_tensor_hook, call_node_pre_hook, call_node_hook, call_function, call_accumulated_hook}
