@@ -39,4 +39,19 @@ bool is_custom_view(const at::Tensor& t) {
          torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == CreationMeta::IN_CUSTOM_FUNCTION;
 }
 
+namespace {
+struct Calls : torch::autograd::PostAccumulateGradHook {
+  std::vector<std::function<void()>> calls;
+  void operator()(const at::Tensor&) override {
+    for (const auto& call : calls) call();
+  }
+};
+}  // namespace
+
+void after_accumulation(const at::Tensor& t, std::function<void()> call) {
+  if (!torch::autograd::impl::post_acc_grad_hooks(t))
+    torch::autograd::impl::set_post_acc_grad_hooks(t, std::make_unique<Calls>());
+  static_cast<Calls&>(*torch::autograd::impl::post_acc_grad_hooks(t)).calls.push_back(std::move(call));
+}
+
 }  // namespace kiln::aten

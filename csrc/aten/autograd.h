@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 
+#include <functional>
 #include <vector>
 
 // What PyTorch's autograd knows of tensors, be they fakes, functional or real.
@@ -14,5 +15,8 @@ std::vector<torch::autograd::Node*> nodes_behind(const std::vector<torch::autogr
 void note_custom_view(const at::Tensor& output);
 /// Whether the history of `t` is not that of the tensor that it is a view of.
 bool is_custom_view(const at::Tensor& t);
+
+/// Has `call` run when a gradient was added to the .grad of the leaf `t`, after the calls that were added before.
+void after_accumulation(const at::Tensor& t, std::function<void()> call);
 
 }  // namespace kiln::aten

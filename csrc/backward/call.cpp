@@ -2,8 +2,10 @@
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "aten/fake.h"
 #include "aten/pch.h"
@@ -48,9 +50,11 @@ class KeyWriter {
   std::string& key_;
 };
 
-/// Finds the tensors that are views of others, in which all their elements lie.
-void find_views(Call& call) {
+/// Finds the tensors that are views of others, in which all their elements lie. `leaves` stay themselves: their .grad
+/// is asked for.
+void find_views(Call& call, const std::unordered_set<const c10::TensorImpl*>& leaves) {
   const auto& tensors = call.collected.tensor_args.inputs;
+  const auto is_leaf = [&](const at::Tensor& t) { return leaves.contains(t.unsafeGetTensorImpl()); };
   const auto is_block = [](const at::Tensor& t) {
     return t.layout() == c10::kStrided && t.has_storage() && t.numel() > 0 && t.is_non_overlapping_and_dense() &&
            !t.is_conj() && !t.is_neg();
@@ -66,13 +70,13 @@ void find_views(Call& call) {
       by_storage[tensors[i].storage().unsafeGetStorageImpl()].push_back(i);
   for (const auto& [storage, sharing] : by_storage) {
     if (sharing.size() < 2) continue;
-    // The largest holds the others, if any does; of equal ones a leaf, which is what may be written.
+    // The largest holds the others, if any does; of equal ones a leaf.
     size_t owner = sharing.size();
     for (size_t k = 0; k < sharing.size(); ++k) {
       const at::Tensor& t = tensors[sharing[k]];
       if (!is_block(t)) continue;
       const auto better = [&](const at::Tensor& other) {
-        return t.numel() != other.numel() ? t.numel() > other.numel() : !t.is_view() && other.is_view();
+        return t.numel() != other.numel() ? t.numel() > other.numel() : is_leaf(t) && !is_leaf(other);
       };
       if (owner == sharing.size() || better(tensors[sharing[owner]])) owner = k;
     }
@@ -80,7 +84,8 @@ void find_views(Call& call) {
     const at::Tensor& base = tensors[sharing[owner]];
     for (size_t i : sharing) {
       const at::Tensor& t = tensors[i];
-      if (i == sharing[owner] || t.scalar_type() != base.scalar_type() || t.is_conj() || t.is_neg()) continue;
+      if (i == sharing[owner] || is_leaf(t) || t.scalar_type() != base.scalar_type() || t.is_conj() || t.is_neg())
+        continue;
       if (t.storage_offset() >= base.storage_offset() && end(t) <= end(base)) call.view_of[i] = sharing[owner];
     }
   }
@@ -118,7 +123,10 @@ void look_through(const std::vector<Turn>& turns, const GraphTask& task, const e
   auto& node_calls = call.collected.node_calls;
   for (size_t i = 0; i < outputs.size(); ++i)
     node_calls.lookup(outputs[i].function).mark_output(static_cast<int>(outputs[i].input_nr), static_cast<int>(i));
+  std::unordered_set<const c10::TensorImpl*> leaves;
   for (const Turn& turn : turns) {
+    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(turn.node.get()))
+      leaves.insert(leaf->variable.unsafeGetTensorImpl());
     NodeCall& node = node_calls.lookup(turn.node);
     node.needed = turn.runs;
     call.nodes.push_back(&node);
@@ -145,7 +153,7 @@ void look_through(const std::vector<Turn>& turns, const GraphTask& task, const e
     key.add(v.isDouble());
     v.isDouble() ? key.add(v.toDouble()) : key.add(v.toInt());
   }
-  find_views(call);
+  find_views(call, leaves);
   const auto& tensors = call.collected.tensor_args.inputs;
   for (size_t i = 0; i < tensors.size(); ++i) {
     key.add(tensors[i]);

@@ -96,8 +96,10 @@ Session::Entry* Session::find(const std::vector<Turn>& turns, const GraphTask& t
 }
 
 void Session::compile(Entry& entry, Call& call, const std::vector<Turn>& turns, size_t num_outputs) {
-  entry.refused = true;  // until it is compiled
-  const auto refuse = [&](const std::string& why) { say(why); };
+  const auto refuse = [&](const std::string& why) {
+    entry.refused = true;
+    say(why);
+  };
   try {
     std::unique_ptr<graph::Graph> g;
     {
@@ -108,7 +110,6 @@ void Session::compile(Entry& entry, Call& call, const std::vector<Turn>& turns, 
     }
     log_artifact(Topic::compiled_autograd, "backward", graph::print(*g));
     entry.compiled = frontend_->compile(*g, call);
-    entry.refused = false;
     ++size_;
   } catch (const Unsupported& e) {
     refuse(e.what());

@@ -229,6 +229,7 @@ void Tracer::call_accumulated_hook(const at::Tensor& variable, size_t hook) {
 }
 
 void Tracer::note_accumulation(const at::Tensor& variable, const at::Tensor& grad) {
+  KILN_CHECK(recorder_.value_of(variable).node->kind == graph::NodeKind::Placeholder, "a leaf is no input");
   // The layout that the engine gives a leaf's gradient; none where `grad` has it.
   Arg strides;
   if (!torch::autograd::utils::obeys_layout_contract(grad, variable))

@@ -104,9 +104,10 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///     kiln::custom_function_end(Tensor?[] grads), one per input, are its backward, and run when autograd calls it with
 ///     the gradients of `outputs`, which are the results
 ///   kiln::register_hook(Tensor t, int hook)              a hook on the gradient of `t`
-///   kiln::remove_hook(int hook)
-///   kiln::gradient_hook(int hook) -> Tensor
-///     the gradient that a call of the hook gets in the next kiln::backward or kiln::autograd_grad. The nodes up to
+///   kiln::register_accumulated_hook(Tensor t, int hook)  one that runs when the gradient of a leaf was added to its
+///   .grad kiln::remove_hook(int hook) kiln::gradient_hook(int hook) -> Tensor
+///     the gradient that a call of the hook gets in the next kiln::backward or kiln::autograd_grad (of an accumulated
+///     one: no result). The nodes up to
 ///     kiln::gradient_hook_end(Tensor? grad), what it returns, run when autograd calls it. The calls come in this order
 ///   kiln::grad(Tensor t) -> Tensor                       t.grad, which must be defined at that point
 ///   kiln::set_grad(Tensor t, Tensor? grad)               t.grad = grad; also how a .grad that is there on entry is

@@ -144,7 +144,8 @@ class Replay {
   void step(Node& node) {
     static const graph::Op kBackward("kiln::backward"), kGrads("kiln::autograd_grad"), kGrad("kiln::grad"),
         kSetGrad("kiln::set_grad"), kSetRequiresGrad("kiln::set_requires_grad"), kRetainGrad("kiln::retain_grad"),
-        kConstant("kiln::tensor_constant"), kHook("kiln::register_hook"), kUnhook("kiln::remove_hook");
+        kConstant("kiln::tensor_constant"), kHook("kiln::register_hook"),
+        kAccumulatedHook("kiln::register_accumulated_hook"), kUnhook("kiln::remove_hook");
     if (node.op == kBackward) {
       variable_list of = list(node.arg(0));
       variable_list inputs = node.args.size() > 4 ? list(node.arg(4)) : variable_list();
@@ -181,6 +182,14 @@ class Replay {
           [this, number, active](const at::Tensor& g) { return *active ? run_hook(number, g) : at::Tensor(); });
       TraceState::note_hook(t.grad_fn().get(), true);
       hooks_.emplace(number, Hook{t.grad_fn(), active});
+    } else if (node.op == kAccumulatedHook) {
+      const at::Tensor t = or_undefined(env_, node.arg(0));
+      const auto active = std::make_shared<bool>(true);
+      const int64_t number = node.arg(1).to_int();
+      aten::after_accumulation(t, [this, number, active] {
+        if (*active) run_hook(number, {});
+      });
+      hooks_.emplace(number, Hook{nullptr, active});
     } else if (node.op == kUnhook) {
       const auto hook = hooks_.find(node.arg(0).to_int());
       KILN_CHECK(hook != hooks_.end(), "a hook is removed that was not registered");
@@ -391,7 +400,7 @@ at::Tensor Replay::run_hook(int64_t number, const at::Tensor& grad) {
     throw Unsupported("hooks on gradients run in another order");
   const HookCall call = std::move(hook_calls_.front());
   hook_calls_.pop_front();
-  set(*call.begin, 0, grad);
+  if (grad.defined()) set(*call.begin, 0, grad);
   run_nodes(call.body, at::GradMode::is_enabled());
   return get(call.end->arg(0));
 }

@@ -218,7 +218,7 @@ def BackwardHook__apply_on_tensors(self, fn, args):
 
 
 def hooks_in(hooks):
-    return tuple(hooks.values())
+    return () if hooks is None else tuple(hooks.values())
 
 
 _targets = weakref.WeakKeyDictionary()

@@ -79,29 +79,29 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
 
-def _compile(compiler_fn: Any, gm: torch.fx.GraphModule, numbers: list[bool]) -> Callable[..., Any]:
-    """What `compiler_fn` makes of a traced backward, whose placeholders are its tensors and numbers one by one.
-    numbers: which of these are numbers."""
+def _compile(compiler_fn: Any, gm: torch.fx.GraphModule, kinds: list[str]) -> Callable[..., Any]:
+    """What `compiler_fn` makes of a traced backward, whose placeholders are what it takes, one by one.
+    kinds: in which of its arguments each is, "inputs" or "scalars"; "" for constants, which it does not take."""
     graph = gm.graph
-    tensors = [node for node in graph.nodes if node.op == "placeholder"]
-    first = next(iter(graph.nodes))
-    with graph.inserting_before(first):
-        inputs, _, scalars, hooks, _ = map(graph.placeholder, ("inputs", "sizes", "scalars", "hooks", "packed_inputs"))
-    for i, node in enumerate(tensors):
-        with graph.inserting_before(node):
-            place = (scalars if numbers[i] else inputs, numbers[:i].count(numbers[i]))
-            item = graph.call_function(operator.getitem, place)
-        if numbers[i]:
-            for user in list(node.users):
-                user.target, user.args, user.kwargs = _OPERATORS[user.target], user.args[:2], {}
-        else:
-            item.meta = node.meta
-        node.replace_all_uses_with(item)
+    taken = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        names = ("inputs", "sizes", "scalars", "hooks", "packed_inputs")
+        arguments = {name: graph.placeholder(name) for name in names}
+    for i, (node, kind) in enumerate(zip(taken, kinds, strict=True)):
+        if kind:
+            with graph.inserting_before(node):
+                item = graph.call_function(operator.getitem, (arguments[kind], kinds[:i].count(kind)))
+            if kind == "inputs":
+                item.meta = node.meta
+            else:
+                for user in list(node.users):
+                    user.target, user.args, user.kwargs = _OPERATORS[user.target], user.args[:2], {}
+            node.replace_all_uses_with(item)
         graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _TAKE_HOOK:
             with graph.inserting_before(node):
-                hook = graph.call_function(operator.getitem, (hooks, node.args[0]))
+                hook = graph.call_function(operator.getitem, (arguments["hooks"], node.args[0]))
             node.args = (hook, *node.args[1:])
     gm.recompile()
     compiled = compiler_fn(gm)

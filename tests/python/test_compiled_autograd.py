@@ -465,8 +465,10 @@ def test_nested_blocks():
 
 def test_a_compiler_that_returns_nothing():
     x = torch.ones(3, requires_grad=True)
-    with compiled_autograd.enable(lambda gm: None), pytest.raises(BackendError, match="cannot be called"):
-        x.exp().sum().backward()
+    with compiled_autograd.enable(lambda gm: None):
+        for _ in range(2):
+            with pytest.raises(BackendError, match="cannot be called"):
+                x.exp().sum().backward()
 
 
 def test_threads():
@@ -515,3 +517,37 @@ def test_the_graph_takes_what_the_peers_graphs_take():
         (x.exp() * 2.0).sum().backward()
     names = [n.target for n in compiler.graphs[0].graph.nodes if n.op == "placeholder"]
     assert names == ["inputs", "sizes", "scalars", "hooks", "packed_inputs"]
+
+
+def test_leaves_that_saved_tensors_are_views_of(compiler):
+    flat = torch.randn(24)
+
+    def program(backward):
+        x, y = flat[:12].view(3, 4).detach(), flat[12:].view(4, 3).detach()
+        w = torch.randn(6, requires_grad=True)
+        x.requires_grad_(), y.requires_grad_()
+        backward(
+            torch.kron(x, y).sin().sum()
+            + (x.t() @ y.t() * w.view(2, 3).sum()).sum()
+            + (x[1:] * y.view(3, 4)[:2]).sum()
+            + w.view(3, 2).sin().sum()
+        )
+        return [x.grad, y.grad, w.grad]
+
+    same(program, compiler)
+
+
+def test_a_weight_that_a_hook_writes_while_views_of_it_are_saved(compiler):
+    def program(backward):
+        torch.manual_seed(2)
+        w = torch.randn(4, 4, requires_grad=True)
+
+        def update(p):
+            with torch.no_grad():
+                p.sub_(p.grad)
+
+        w.register_post_accumulate_grad_hook(update)
+        backward((torch.ones(2, 4) @ w.t() @ w).pow(2).mean())
+        return [w.detach(), w.grad]
+
+    same(program, compiler)

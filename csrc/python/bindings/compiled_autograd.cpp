@@ -85,9 +85,10 @@ class PythonFrontend : public backward::Frontend {
     } catch (const py::PythonError&) {
       throw pb::error_already_set();
     }
-    std::vector<bool> numbers;
-    for (const at::Tensor& t : call.collected.tensor_args.inputs) numbers.push_back(backward::is_number(t));
-    pb::object callable = module().attr("_compile")(pb::handle(compiler_), gm, numbers);
+    pb::list kinds;
+    for (const at::Tensor& t : call.collected.tensor_args.inputs)
+      kinds.append(backward::is_number(t) ? "scalars" : backward::is_constant(t) ? "" : "inputs");
+    pb::object callable = module().attr("_compile")(pb::handle(compiler_), gm, kinds);
     const std::shared_ptr<PyObject> held(callable.release().ptr(), [](PyObject* o) {
       const pb::gil_scoped_acquire gil;
       Py_DECREF(o);
@@ -103,7 +104,10 @@ class PythonFrontend : public backward::Frontend {
     auto& collected = call.collected;
     pb::list inputs, numbers;
     for (const at::Tensor& t : collected.tensor_args.inputs)
-      backward::is_number(t) ? numbers.append(number(t.item())) : inputs.append(wrap(t));
+      if (backward::is_number(t))
+        numbers.append(number(t.item()));
+      else if (!backward::is_constant(t))
+        inputs.append(wrap(t));
     // What is saved lives as long as its node, or as the list.
     pb::tuple hooks(collected.hooks.size() + collected.cpp_tensor_pre_hooks.size());
     size_t i = 0;

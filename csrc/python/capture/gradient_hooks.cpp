@@ -1,4 +1,5 @@
-// Hooks on gradients: those that captured code registers on what it computes, and those that parameters have. The
+// Hooks on gradients: those that captured code registers on what it computes, and those that parameters have, on what
+// arrives or, once it is added, on their .grad (an optimizer, as a rule). The
 // engine that runs a captured backward on fakes calls them, and each call is interpreted then and there. Its nodes
 // stand before the backward's, between kiln::gradient_hook and kiln::gradient_hook_end (joint.h).
 #include <c10/util/ScopeExit.h>
@@ -17,6 +18,8 @@
 
 namespace kiln::capture {
 namespace {
+
+int64_t last_number = 0;
 
 /// The error that is set, as one that passes through the engine.
 [[noreturn]] void throw_through_engine() {
@@ -45,41 +48,56 @@ PyObject* Machine::gradient_hook_step(PyObject* const* args, size_t n) {
 }
 
 void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
-  static int64_t last = 0;
   const size_t at = gradient_hooks.size();
   t.register_hook([this, at](const at::Tensor& grad) {
     return gradient_hooks[at].removed ? at::Tensor() : run_gradient_hook(at, grad);
   });
   trace.record(graph::Op("kiln::register_hook"), {graph::Arg(trace.value_of(t)), graph::Arg(static_cast<int64_t>(at))},
                {});
-  gradient_hooks.push_back({t.grad_fn(), py::Ref::borrow(function), root_instruction, ++last});
+  gradient_hooks.push_back({t.grad_fn(), py::Ref::borrow(function), root_instruction, ++last_number});
   // fx has no place for it.
+  torch_level_ok = false;
+}
+
+void Machine::add_accumulated_hook(const at::Tensor& leaf, PyObject* function) {
+  const size_t at = gradient_hooks.size();
+  aten::after_accumulation(leaf, [this, at] { run_gradient_hook(at, {}); });
+  trace.record(graph::Op("kiln::register_accumulated_hook"),
+               {graph::Arg(trace.value_of(leaf)), graph::Arg(static_cast<int64_t>(at))}, {});
+  gradient_hooks.push_back({nullptr, py::Ref::borrow(function), root_instruction, ++last_number, false, leaf});
   torch_level_ok = false;
 }
 
 void Machine::remove_gradient_hook(GradientHook& h) {
   if (h.removed) return;
   h.removed = true;
+  if (h.accumulated.defined()) torch::autograd::impl::set_post_acc_grad_hooks(h.accumulated, nullptr);
   trace.record(graph::Op("kiln::remove_hook"), {graph::Arg(static_cast<int64_t>(&h - gradient_hooks.data()))}, {});
 }
 
 bool Machine::add_hooks_of(const at::Tensor& fake, const Known& k) {
   const at::Tensor& real = THPVariable_Unpack(k.real.get());
-  PyObject* dict = reinterpret_cast<THPVariable*>(k.real.get())->backward_hooks;
+  const auto& own = torch::autograd::impl::hooks(real);
   // Others than register_hook()'s, which are all in one.
-  if (!dict || torch::autograd::impl::hooks(real).size() != 1 || guards::has_accumulation_hooks(k.real.get()))
-    return graph_break("autograd", "a backward that runs other hooks of a parameter than those on its gradient");
-  static PyObject* const name = PyUnicode_InternFromString("_backward_hooks");
+  if (guards::has_accumulator_hooks(k.real.get()) || own.size() > 1 ||
+      (own.size() == 1 && !reinterpret_cast<THPVariable*>(k.real.get())->backward_hooks))
+    return graph_break("autograd", "a backward that runs hooks of a parameter that PyTorch's register_... did not add");
   static PyObject* const list = PyObject_GetAttrString(polyfills(), "hooks_in");
-  const SourcePtr source = child(guards::Source::Kind::Attr, k.source, name);
-  const py::Ref hooks = py::Ref::steal(see(dict, source));
-  if (!list || !hooks) return false;
-  PyObject* args[] = {nullptr, hooks.get()};
-  const py::Ref functions = py::Ref::steal(call(list, args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-  if (!functions) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(functions.get()); ++i)
-    add_gradient_hook(fake, PyTuple_GET_ITEM(functions.get(), i));
-  return true;
+  const auto add_all = [&](const char* attribute, void (Machine::*add)(const at::Tensor&, PyObject*)) {
+    const py::Ref name = py::Ref::steal(PyUnicode_InternFromString(attribute));
+    const py::Ref held = py::Ref::steal(name ? PyObject_GetAttr(k.real.get(), name.get()) : nullptr);
+    const SourcePtr source = held ? child(guards::Source::Kind::Attr, k.source, name.get()) : nullptr;
+    const py::Ref hooks = py::Ref::steal(held ? see(held.get(), source) : nullptr);
+    if (!list || !hooks) return false;
+    PyObject* args[] = {nullptr, hooks.get()};
+    const py::Ref functions = py::Ref::steal(call(list, args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    if (!functions) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(functions.get()); ++i)
+      (this->*add)(fake, PyTuple_GET_ITEM(functions.get(), i));
+    return true;
+  };
+  return add_all("_backward_hooks", &Machine::add_gradient_hook) &&
+         add_all("_post_accumulate_grad_hooks", &Machine::add_accumulated_hook);
 }
 
 at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
@@ -91,29 +109,43 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
     running_hook = false;
   });
   const aten::RecordingResumed recording;
-  c10::IValue value(given);
-  aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
-  const at::Tensor grad = value.toTensor();
-  const bool known = static_cast<bool>(trace.find(grad));
-  graph::Node* begin =
-      trace.record(graph::Op("kiln::gradient_hook"), {graph::Arg(static_cast<int64_t>(at))}, {grad}, "grad");
-  if (known) trace.rebind(grad, begin->out());
-  const py::Ref function = gradient_hooks[at].function;
-  const py::Ref object = py::Ref::steal(THPVariable_Wrap(grad));
+  const GradientHook hook = gradient_hooks[at];
+  const std::vector<graph::Arg> number{graph::Arg(static_cast<int64_t>(at))};
+  at::Tensor subject = hook.accumulated;  // what the hook is given
+  if (subject.defined()) {
+    trace.record(graph::Op("kiln::gradient_hook"), number, {});
+  } else {
+    c10::IValue value(given);
+    aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
+    subject = value.toTensor();
+    const bool known = static_cast<bool>(trace.find(subject));
+    graph::Node* begin = trace.record(graph::Op("kiln::gradient_hook"), number, {subject}, "grad");
+    if (known) trace.rebind(subject, begin->out());
+  }
+  // What leaves have got by now may be looked at.
+  for (const at::Tensor& leaf : backward_leaves) {
+    const at::Tensor& sum = leaf.grad();
+    if (!sum.defined() || trace.find(sum)) continue;
+    c10::IValue value(sum);
+    aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
+    trace.record(graph::Op("kiln::grad"), {graph::Arg(trace.value_of(leaf))}, {sum}, "grad");
+  }
+  const py::Ref object = py::Ref::steal(THPVariable_Wrap(subject));
   PyObject* args[] = {nullptr, object.get()};
   const auto fail = [&](const char* why) {
     PyErr_Clear();
     graph_break("autograd", why);
     throw_through_engine();
   };
-  const py::Ref result =
-      py::Ref::steal(object ? call(function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr) : nullptr);
+  const py::Ref result = py::Ref::steal(
+      object ? call(hook.function.get(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr) : nullptr);
   // What other leaves have got by then is not the graph's to tell.
   if (!result && !break_pending()) fail("a hook on a gradient that raises an exception");
   if (!result) throw_through_engine();
   at::Tensor out;
   graph::Arg returned;
   if (result.get() != Py_None) {
+    if (hook.accumulated.defined()) fail("a hook after an accumulation that returns something");
     if (!py::is_tensor(result.get())) fail("a hook on a gradient that returns something else than a tensor");
     out = THPVariable_Unpack(result.get());
     const graph::Value value = trace.value_of(out);

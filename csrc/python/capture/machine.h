@@ -424,16 +424,19 @@ class Machine {
     int instruction = -1;  // the root's that registered it
     int64_t number = 0;    // no other hook of the process has it
     bool removed = false;
+    at::Tensor accumulated;  // of a hook that runs when this leaf's gradient was added: the leaf's fake
   };
   std::vector<GradientHook> gradient_hooks;
   bool running_hook = false, hooks_ran = false;
+  std::vector<at::Tensor> backward_leaves;  // of the backward that runs, if it accumulates
   /// What kiln._polyfills asks for: ("register", tensor, hook) gives the hook's number, ("remove", number).
   PyObject* gradient_hook_step(PyObject* const* args, size_t n);
   void add_gradient_hook(const at::Tensor& t, PyObject* function);
+  void add_accumulated_hook(const at::Tensor& leaf, PyObject* function);
   void remove_gradient_hook(GradientHook& h);
   /// Lets the fake of an existing leaf have the leaf's hooks. False with an error set.
   bool add_hooks_of(const at::Tensor& fake, const Known& k);
-  /// Interprets a call of the hook, in the middle of a backward.
+  /// Interprets a call of the hook, in the middle of a backward. `grad`: undefined for one of an accumulated gradient.
   at::Tensor run_gradient_hook(size_t at, const at::Tensor& grad);
   /// Which instruction registered a hook that a backward of `result` would be the first to run; -1 if there is none.
   int hook_behind(const at::Tensor& result) const;

@@ -415,6 +415,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
       leaf_objects.push_back(std::move(o));
     }
   }
+  backward_leaves = accumulate ? leaves : std::vector<at::Tensor>();
   PyObject* r;
   {
     Paused paused_here(*this);

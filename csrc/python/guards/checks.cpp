@@ -129,15 +129,13 @@ const torch::autograd::AutogradMeta* autograd_meta_of(PyObject* tensor) {
 bool has_gradient_hooks(PyObject* o) {
   if (!py::is_tensor(o)) return true;
   const auto* meta = autograd_meta_of(o);
-  return meta && (!meta->hooks_.empty() || has_accumulation_hooks(o));
+  return meta && (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ || has_accumulator_hooks(o));
 }
 
-bool has_accumulation_hooks(PyObject* o) {
+bool has_accumulator_hooks(PyObject* o) {
   if (!py::is_tensor(o)) return true;
   const auto* meta = autograd_meta_of(o);
-  if (!meta) return false;
-  if (meta->post_acc_grad_hooks_) return true;
-  if (meta->grad_accumulator_.expired()) return false;
+  if (!meta || meta->grad_accumulator_.expired()) return false;
   const auto node = meta->grad_accumulator_.lock();
   return node && (!node->pre_hooks().empty() || !node->post_hooks().empty());
 }

@@ -36,8 +36,8 @@ std::string explain_tensor(PyObject* o, const TensorFacts& facts);
 /// True if a gradient that arrives at the tensor `o` may run hooks: those of the tensor, or of the node that adds to
 /// its .grad, if that is alive. True too if `o` is no tensor.
 bool has_gradient_hooks(PyObject* o);
-/// The same without the hooks of the tensor: what runs when the gradient is added, or was.
-bool has_accumulation_hooks(PyObject* o);
+/// The same of the node's own hooks alone, which see it as any other node.
+bool has_accumulator_hooks(PyObject* o);
 
 /// Guard kind Equals: same type and same value; floats bit for bit. Runs no Python code: objects of classes defined in
 /// Python are compared by identity.
