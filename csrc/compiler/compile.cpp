@@ -9,6 +9,7 @@
 #include "base/options.h"
 #include "base/pass.h"
 #include "base/timer.h"
+#include "codegen/cpp/emit.h"
 #include "compiler/build_plan.h"
 #include "compiler/freeze.h"
 #include "decompose/decompose.h"
@@ -80,15 +81,21 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
     codegen::CompileOptions c;
     c.simd_bits = static_cast<int>(options().simd_bits);
     c.threads = at::get_num_threads();
-    c.keep_text = log_enabled(Topic::output_code);
+    c.keep_text = log_enabled(Topic::llvm_ir);
     c.reuse = pass_enabled("codegen.reuse");
     c.store = runtime::disk_cache();
     c.resolve = resolve;
-    kernels = codegen::compile_llvm(schedule.kernels, schedule.buffers, c);
+    const std::string& emitter = options().emitter;
+    if (emitter != "llvm" && emitter != "cpp") throw UserError("emitter is 'llvm' or 'cpp', not '" + emitter + "'");
+    kernels = emitter == "cpp" ? codegen::compile_cpp(schedule.kernels, schedule.buffers)
+                               : codegen::compile_llvm(schedule.kernels, schedule.buffers, c);
   }
   if (log_enabled(Topic::output_code))
+    for (const schedule::Kernel& k : schedule.kernels)
+      log_artifact(Topic::output_code, k.nest.name, codegen::emit_cpp(k, schedule.buffers, k.nest.name).text);
+  if (log_enabled(Topic::llvm_ir))
     for (const codegen::CompiledKernel& k : kernels)
-      if (k.text) log_artifact(Topic::output_code, k.name, *k.text);
+      if (k.text) log_artifact(Topic::llvm_ir, k.name, *k.text);
 
   // Everything into slots and steps.
   StageTimer timer("plan");

@@ -8,45 +8,6 @@
 #include "loops_harness.h"
 
 namespace kiln::testing {
-namespace {
-
-const DType kAll[] = {DType::Bool,  DType::UInt8,   DType::Int8,     DType::Int16,   DType::Int32,
-                      DType::Int64, DType::Float16, DType::BFloat16, DType::Float32, DType::Float64};
-
-std::vector<double> nasty(DType t) {
-  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
-  if (t == DType::Bool) return {0, 1};
-  if (dtype_kind(t) == 'u') return {0, 1, 2, 7, 127, 128, 254, 255};
-  if (dtype_kind(t) == 'i') {
-    const double max = std::ldexp(1.0, dtype_size(t) * 8 - 1);
-    // 2^63 - 1 has no double: the largest below it does.
-    return {0, 1, -1, 2, -2, 3, -3, 7, 100, -100, dtype_size(t) == 8 ? 9.2e18 : max - 1, -max};
-  }
-  return {0.0, -0.0, 1, -1, 0.5, -0.5, 2.5, -2.5, 1e-40, 3e4, -3e4, 7.25, inf, -inf, nan, 0.1, 1e30, -1e-30};
-}
-
-struct OpCase {
-  Opcode op;
-  DType dtype;
-};
-
-bool applies(Opcode op, DType t) {
-  const char c = loops::opcode_class(op);
-  const bool half = is_floating(t) && dtype_size(t) == 2;
-  if (c == 'c') return true;
-  if (half) return false;
-  if (c == 'f') return is_floating(t);
-  if (c == 'l') return is_integral(t);
-  if (c == 'i') return is_integral(t) && t != DType::Bool;
-  return t != DType::Bool;
-}
-
-bool is_divide(Opcode op) {
-  return op == Opcode::FloorDiv || op == Opcode::TruncDiv || op == Opcode::Remainder || op == Opcode::Fmod;
-}
-
-}  // namespace
-
 // Every opcode on every dtype over all pairs of nasty operands, at every vector width.
 TEST(Llvm, ScalarOpsEqualInterpreter) {
   for (int op = 0; op < static_cast<int>(Opcode::ConstInt); ++op) {

@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "base/error.h"
 #include "codegen/common/kernel.h"
+#include "codegen/cpp/emit.h"
 #include "loops/loops.h"
 #include "schedule/schedule.h"
 
@@ -146,6 +149,38 @@ inline void expect_close(const Memory& want, const Memory& got, const std::vecto
   }
 }
 
+inline const DType kAll[] = {DType::Bool,  DType::UInt8,   DType::Int8,     DType::Int16,   DType::Int32,
+                             DType::Int64, DType::Float16, DType::BFloat16, DType::Float32, DType::Float64};
+
+/// Values that operators get wrong.
+inline std::vector<double> nasty(DType t) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  if (t == DType::Bool) return {0, 1};
+  if (dtype_kind(t) == 'u') return {0, 1, 2, 7, 127, 128, 254, 255};
+  if (dtype_kind(t) == 'i') {
+    const double max = std::ldexp(1.0, dtype_size(t) * 8 - 1);
+    // 2^63 - 1 has no double: the largest below it does.
+    return {0, 1, -1, 2, -2, 3, -3, 7, 100, -100, dtype_size(t) == 8 ? 9.2e18 : max - 1, -max};
+  }
+  return {0.0, -0.0, 1, -1, 0.5, -0.5, 2.5, -2.5, 1e-40, 3e4, -3e4, 7.25, inf, -inf, nan, 0.1, 1e30, -1e-30};
+}
+
+/// Whether there is the opcode on this dtype.
+inline bool applies(Opcode op, DType t) {
+  const char c = loops::opcode_class(op);
+  const bool half = is_floating(t) && dtype_size(t) == 2;
+  if (c == 'c') return true;
+  if (half) return false;
+  if (c == 'f') return is_floating(t);
+  if (c == 'l') return is_integral(t);
+  if (c == 'i') return is_integral(t) && t != DType::Bool;
+  return t != DType::Bool;
+}
+
+inline bool is_divide(Opcode op) {
+  return op == Opcode::FloorDiv || op == Opcode::TruncDiv || op == Opcode::Remainder || op == Opcode::Fmod;
+}
+
 inline void interpret_all(const Program& p, Memory& m) {
   for (const auto& item : p.items) loops::interpret(p.nests.at(item.index), p.buffers, m.pointers);
 }
@@ -161,20 +196,11 @@ inline void run_plan(const schedule::Plan& plan, const std::vector<codegen::Comp
   }
 }
 
-/// Schedules and compiles `p`, runs both ways from the same data, compares every buffer that is not a Temp. Returns the
-/// kernels. Their code is kept, so that kernels of other sizes share it where they may.
-inline std::vector<codegen::CompiledKernel> check_program(const Program& p, const Memory& start, double tolerance = 0,
-                                                          schedule::Options options = {}, int simd_bits = 0) {
-  loops::verify(p);
+/// Runs the kernels from `start` and compares every buffer that is not a Temp with what the interpreter makes.
+inline void check_kernels(const Program& p, const schedule::Plan& plan,
+                          const std::vector<codegen::CompiledKernel>& kernels, const Memory& start, double tolerance) {
   Memory want = start;
   interpret_all(p, want);
-  const schedule::Plan plan = schedule::make_plan(p, options);
-  for (const auto& k : plan.kernels) loops::verify(k.nest, plan.buffers);
-  codegen::CompileOptions compile;
-  compile.simd_bits = simd_bits;
-  static std::vector<std::shared_ptr<const void>> kept;
-  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, compile);
-  for (const auto& k : kernels) kept.push_back(k.owner);
   Memory got(plan.buffers);
   for (size_t b = 0; b < p.buffers.size(); ++b) got.bytes[b] = start.bytes[b];
   got.link();
@@ -185,6 +211,30 @@ inline std::vector<codegen::CompiledKernel> check_program(const Program& p, cons
   for (size_t b = 0; b < p.buffers.size(); ++b)
     if (p.buffers[b].kind != BufferKind::Temp)
       expect_close(want, got, p.buffers, static_cast<BufferId>(b), tolerance, schedule::print(plan));
+}
+
+/// Schedules `p` and runs it as C++ source, too. Slow: the compiler is a program of its own.
+inline void check_cpp(const Program& p, const Memory& start, double tolerance = 0, schedule::Options options = {}) {
+  loops::verify(p);
+  const schedule::Plan plan = schedule::make_plan(p, options);
+  check_kernels(p, plan, codegen::compile_cpp(plan.kernels, plan.buffers), start, tolerance);
+}
+
+/// Schedules and compiles `p`, runs both ways from the same data, compares every buffer that is not a Temp. Returns the
+/// kernels. Their code is kept, so that kernels of other sizes share it where they may. With KILN_TEST_CPP set in the
+/// environment the same is checked of C++ source.
+inline std::vector<codegen::CompiledKernel> check_program(const Program& p, const Memory& start, double tolerance = 0,
+                                                          schedule::Options options = {}, int simd_bits = 0) {
+  loops::verify(p);
+  const schedule::Plan plan = schedule::make_plan(p, options);
+  for (const auto& k : plan.kernels) loops::verify(k.nest, plan.buffers);
+  codegen::CompileOptions compile;
+  compile.simd_bits = simd_bits;
+  static std::vector<std::shared_ptr<const void>> kept;
+  const auto kernels = codegen::compile_llvm(plan.kernels, plan.buffers, compile);
+  for (const auto& k : kernels) kept.push_back(k.owner);
+  check_kernels(p, plan, kernels, start, tolerance);
+  if (std::getenv("KILN_TEST_CPP")) check_cpp(p, start, std::max(tolerance, 1e-6), options);
   return kernels;
 }
 
