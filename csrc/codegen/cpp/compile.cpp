@@ -72,8 +72,9 @@ std::shared_ptr<void> build(const std::string& source) {
   std::ofstream(file("kernels.cpp")) << source;
   const char* chosen = std::getenv("CXX");
   const std::string compiler = chosen && *chosen ? chosen : "c++";
+  // Of OpenMP the lanes alone: threads are ATen's, who call a kernel for a part of its units.
   const int status = run({compiler, "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
-                          "-fopenmp", "-fPIC", "-shared", "-w", file("kernels.cpp"), "-o", file("kernels.so")},
+                          "-fopenmp-simd", "-fPIC", "-shared", "-w", file("kernels.cpp"), "-o", file("kernels.so")},
                          file("messages"));
   if (status < 0)
     throw Unsupported("emitter=cpp needs a C++ compiler, and '" + compiler +
@@ -81,8 +82,7 @@ std::shared_ptr<void> build(const std::string& source) {
   if (status > 0) throw InternalError("generated C++ does not compile:\n" + read_file(file("messages")));
   void* library = dlopen(file("kernels.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw InternalError(std::string("generated C++ cannot be loaded: ") + dlerror());
-  // It stays mapped: OpenMP's threads may have been in it.
-  return {library, [](void*) {}};
+  return {library, [](void* l) { dlclose(l); }};
 }
 
 }  // namespace
