@@ -112,6 +112,7 @@ std::string why_not(const std::vector<Turn>& turns) {
   if (std::count_if(turns.begin(), turns.end(), [](const Turn& turn) { return turn.runs; }) < 2)
     return "there is nothing to compute";
   for (const Turn& turn : turns) {
+    if (turn.runs && turn.node->is_aot_backward()) return "torch.compile has compiled a part of it";
     if (turn.runs && is_of_type(*turn.node, "CppNode") && !turn.node->is_traceable())
       return "the C++ function " + turn.node->name() + " is not declared as traceable";
   }

@@ -36,6 +36,7 @@ void look_through(const std::vector<Turn>& turns, const GraphTask& task, const e
 bool is_of_type(const Node& node, std::string_view name);
 
 /// Why backwards like this one are not compiled at all, before they are looked through; "" if they may be.
+/// Needs the GIL.
 std::string why_not(const std::vector<Turn>& turns);
 
 }  // namespace kiln::backward

@@ -127,8 +127,8 @@ variable_list Session::run(const std::vector<Turn>& turns, GraphTask& task, cons
   variable_list result;
   Entry* entry = nullptr;
   bool compiled = false;
-  const std::string why = why_not(turns);
   frontend_->hold_gil([&] {
+    const std::string why = why_not(turns);
     if (!why.empty()) log_artifact(Topic::compiled_autograd, "a backward that runs in eager", why);
     if (!why.empty() || busy_) return;
     Call call;

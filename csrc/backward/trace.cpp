@@ -94,7 +94,7 @@ class Tracer::Interface : public dynamo::PyCompilerInterface {
     if (!tracer_.failure_) try {
         return body();
       } catch (...) {
-        tracer_.failure_ = std::current_exception();
+        tracer_.fail(std::current_exception());
       }
     return variable_list(num_results);
   }
@@ -201,31 +201,33 @@ variable_list Tracer::record(const char* function, std::vector<Arg> arguments, c
   return recorder_.call(graph::Op(function), std::move(arguments), std::move(metas), function != kTensorHook);
 }
 
-variable_list Tracer::call_function(size_t context, const variable_list& saved, const variable_list& grads,
-                                    const std::vector<std::optional<graph::TensorMeta>>& metas) {
-  variable_list out(metas.size());
-  if (failure_) return out;
-  try {
-    const auto known = returned_.find(turn_);
-    if (known == returned_.end()) throw Unsupported("a Python function whose gradients were not seen");
-    std::vector<graph::TensorMeta> results;
-    Arg::List defined;
-    for (size_t i = 0; i < metas.size(); ++i) {
-      const bool is = metas[i] && i < known->second.size() && known->second[i];
-      results.push_back(is ? *metas[i] : graph::undefined_meta());
-      defined.push_back(Arg(is));
-    }
-    return recorder_.call(graph::Op(kFunction),
-                          {Arg(static_cast<int64_t>(context)), Arg(std::move(defined)), args(saved), args(grads)},
-                          std::move(results), /*returns_list=*/true);
-  } catch (...) {
-    failure_ = std::current_exception();
-    return out;
-  }
+void Tracer::fail(std::exception_ptr why) {
+  if (!failure_) failure_ = std::move(why);
 }
 
-void Tracer::call_accumulated_hook(const at::Tensor& variable, size_t hook) {
-  if (!failure_) record(kAccumulated, {Arg(static_cast<int64_t>(hook)), arg(variable)}, {});
+variable_list Tracer::call_function(size_t context, const variable_list& saved, const variable_list& grads,
+                                    const std::vector<std::optional<graph::TensorMeta>>& metas) try {
+  const auto known = returned_.find(turn_);
+  if (known == returned_.end()) throw Unsupported("a Python function whose gradients were not seen");
+  std::vector<graph::TensorMeta> results;
+  Arg::List wanted;  // by input: None, or sizes and dtype
+  for (size_t i = 0; i < metas.size(); ++i) {
+    const bool is = metas[i] && i < known->second.size() && known->second[i];
+    results.push_back(is ? *metas[i] : graph::undefined_meta());
+    wanted.push_back(is ? Arg(Arg::List{Arg::ints(metas[i]->sizes), Arg(metas[i]->dtype)}) : Arg());
+  }
+  return recorder_.call(graph::Op(kFunction),
+                        {Arg(static_cast<int64_t>(context)), Arg(std::move(wanted)), args(saved), args(grads)},
+                        std::move(results), /*returns_list=*/true);
+} catch (...) {
+  fail(std::current_exception());
+  return variable_list(metas.size());
+}
+
+void Tracer::call_accumulated_hook(const at::Tensor& variable, size_t hook) try {
+  record(kAccumulated, {Arg(static_cast<int64_t>(hook)), arg(variable)}, {});
+} catch (...) {
+  fail(std::current_exception());
 }
 
 void Tracer::note_accumulation(const at::Tensor& variable, const at::Tensor& grad) {

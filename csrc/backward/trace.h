@@ -41,6 +41,8 @@ class Tracer {
   variable_list call_function(size_t context, const variable_list& saved, const variable_list& grads,
                               const std::vector<std::optional<graph::TensorMeta>>& metas);
   void call_accumulated_hook(const at::Tensor& variable, size_t hook);
+  /// Ends the trace with an error, once PyTorch's code is behind. These methods throw nothing themselves.
+  void fail(std::exception_ptr why);
 
  private:
   class Interface;

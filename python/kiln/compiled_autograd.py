@@ -112,26 +112,37 @@ def _compile(compiler_fn: Any, gm: torch.fx.GraphModule, kinds: list[str]) -> Ca
     return compiled
 
 
+def _laid_out_as(changed: Any, grad: Any) -> Any:
+    """What a hook made of a gradient, in the layout of the gradient, as the rest of the graph expects it."""
+    if grad is None or changed is None or changed.stride() == grad.stride() or changed.shape != grad.shape:
+        return changed
+    if 0 in grad.stride():  # expanded: whatever the graph does with that, it can do with all elements in a row
+        return changed.contiguous()
+    return torch.empty_strided(grad.shape, grad.stride(), dtype=grad.dtype, device=grad.device).copy_(changed)
+
+
 def call_tensor_hook(hook: Any, grad: torch.Tensor) -> torch.Tensor:
     """The gradient after a hook of Tensor.register_hook."""
     changed = hook(grad)
-    return grad if changed is None else changed
+    return grad if changed is None else _laid_out_as(changed, grad)
+
+
+def _after_hook(changed: Any, grads: list[Any]) -> Any:
+    if changed is None:
+        return tuple(grads)
+    if not isinstance(changed, tuple):
+        changed = (changed,)
+    return tuple(_laid_out_as(new, old) for new, old in zip(changed, grads, strict=True))
 
 
 def call_node_pre_hook(hook: Any, grads: list[Any]) -> Any:
     """What reaches a node after a hook of Node.register_prehook."""
-    changed = hook(tuple(grads))
-    if changed is None:
-        return tuple(grads)
-    return changed if isinstance(changed, tuple) else (changed,)
+    return _after_hook(hook(tuple(grads)), grads)
 
 
 def call_node_hook(hook: Any, outputs: list[Any], inputs: list[Any]) -> Any:
     """What a node returns after a hook of Node.register_hook."""
-    changed = hook(tuple(outputs), tuple(inputs))
-    if changed is None:
-        return tuple(outputs)
-    return changed if isinstance(changed, tuple) else (changed,)
+    return _after_hook(hook(tuple(outputs), tuple(inputs)), outputs)
 
 
 class _Context:
@@ -149,19 +160,23 @@ class _Context:
         setattr(self._ctx, name, value)
 
 
-def call_function(ctx: Any, returns: list[bool], saved_tensors: list[Any], grads: list[Any]) -> Any:
-    """The gradients that the backward of a torch.autograd.Function returns. `returns`: which ones are tensors, by input."""
+def call_function(ctx: Any, wanted: list[Any], saved_tensors: list[Any], grads: list[Any]) -> Any:
+    """The gradients that the backward of a torch.autograd.Function returns. wanted: by input, None or (sizes, dtype) of the
+    gradient, to which it is made to fit as the engine does it."""
     function = ctx._forward_cls
     backward = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
     result = backward(_Context(ctx, tuple(saved_tensors)), *grads)
     if not isinstance(result, tuple):
         result = (result,)
-    if [isinstance(grad, torch.Tensor) for grad in result[: len(returns)]] != returns:
+    if [grad is not None for grad in result[: len(wanted)]] != [fit is not None for fit in wanted]:
         raise RuntimeError(
             f"kiln.compiled_autograd: the backward of {function.__name__} returns None for another input than it did the first "
             "time; call this backward under kiln.compiled_autograd.disable()"
         )
-    return result
+    return tuple(
+        None if fit is None else grad.sum_to_size(fit[0]).to(fit[1]).contiguous()
+        for grad, fit in zip(result, wanted, strict=False)
+    )
 
 
 def accumulate(variable: torch.Tensor, grad: torch.Tensor, strides: list[int] | None) -> None:

@@ -197,6 +197,40 @@ def test_functions_of_python(compiler):
     assert any("call_function" in t for t in compiler.targets())
 
 
+class Odd(torch.autograd.Function):
+    """Returns gradients of another dtype, another layout, and another size than its inputs."""
+
+    @staticmethod
+    def forward(ctx, x, y, z):
+        return x * 2 + y + z
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.double() * 2, (grad * 1).t().contiguous().t(), grad
+
+
+def test_gradients_of_functions_are_made_to_fit(compiler):
+    def program(backward):
+        x, y, z = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True), torch.randn(4)
+        z.requires_grad_()
+        backward((Odd.apply(x * 1, (y * 2).view(3, 4), z) ** 2).sum())
+        return [x.grad, y.grad, z.grad]
+
+    same(program, compiler)
+
+
+def test_hooks_that_return_another_layout(compiler):
+    def program(backward):
+        x = torch.randn(3, 4, requires_grad=True)
+        y = (x * 2).view(12)
+        z = y.view(3, 4)
+        z.register_hook(lambda g: (g * 3).t().contiguous().t())
+        backward((z * z).sum())
+        return [x.grad]
+
+    same(program, compiler)
+
+
 def test_a_function_that_runs_a_backward(compiler):
     class Inner(torch.autograd.Function):
         @staticmethod

@@ -30,30 +30,35 @@ std::vector<at::Tensor> unwrap(const pb::sequence& list) {
   return out;
 }
 
+/// Of a gradient that a Python function returns: (layout, device, dtype, size) of the input that it is for, or None.
+std::optional<graph::TensorMeta> result_meta(pb::handle given) {
+  if (given.is_none()) return std::nullopt;
+  const auto fields = pb::cast<pb::tuple>(given);
+  graph::TensorMeta m;
+  m.dtype = aten::dtype_of(pb::cast<at::ScalarType>(fields[2]));
+  m.sizes = pb::cast<std::vector<int64_t>>(fields[3]);
+  m.strides = graph::contiguous_strides(m.sizes);
+  return m;
+}
+
 /// The object whose methods PyTorch's nodes of Python functions, and hooks after an accumulation, call while they are
 /// traced. The methods' names and arguments are PyTorch's.
 struct NodeCompiler {
   backward::Tracer* tracer;
 
   pb::tuple proxy_call_backward(const pb::sequence& grads, const pb::sequence& metas, const pb::sequence& saved,
-                                size_t context, const pb::object&, const pb::object& state, const pb::list& opaque) {
-    if (!state.is_none() || !opaque.empty()) throw Unsupported("a backward that was compiled by torch.compile");
-    std::vector<std::optional<graph::TensorMeta>> results;
-    for (pb::handle meta : metas) {
-      if (meta.is_none()) {
-        results.emplace_back();
-        continue;
-      }
-      const auto fields = pb::cast<pb::tuple>(meta);  // layout, device, dtype, size
-      graph::TensorMeta m;
-      m.dtype = aten::dtype_of(pb::cast<at::ScalarType>(fields[2]));
-      m.sizes = pb::cast<std::vector<int64_t>>(fields[3]);
-      m.strides = graph::contiguous_strides(m.sizes);
-      results.emplace_back(std::move(m));
+                                size_t context, const pb::object&, const pb::object&, const pb::list&) {
+    pb::tuple out(metas.size());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = pb::none();
+    try {
+      std::vector<std::optional<graph::TensorMeta>> results;
+      for (pb::handle meta : metas) results.push_back(result_meta(meta));
+      const std::vector<at::Tensor> made = tracer->call_function(context, unwrap(saved), unwrap(grads), results);
+      for (size_t i = 0; i < made.size(); ++i)
+        if (made[i].defined()) out[i] = wrap(made[i]);
+    } catch (...) {  // the node holds fakes: see Tracer::fail
+      tracer->fail(std::current_exception());
     }
-    pb::tuple out(results.size());
-    const std::vector<at::Tensor> made = tracer->call_function(context, unwrap(saved), unwrap(grads), results);
-    for (size_t i = 0; i < made.size(); ++i) out[i] = made[i].defined() ? wrap(made[i]) : pb::object(pb::none());
     return out;
   }
   pb::object post_acc_grad_hook(const pb::object& variable, size_t hook) {
