@@ -127,6 +127,36 @@ def compiled():
 check(eager, compiled)
 """
 
+BACKWARDS = """
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+def program():
+    layer = torch.nn.Linear(4, 4)
+
+    def double(parameter):
+        parameter.grad.mul_(2)
+
+    layer.weight.register_post_accumulate_grad_hook(double)
+    y = layer(torch.ones(2, 4))
+    y.register_hook(lambda grad: grad + 1)
+    (Doubled.apply(y) * 2.5).sin().sum().backward()
+
+def compiled():
+    for _ in range(3):
+        with kiln.compiled_autograd.enable():
+            program()
+
+check(program, compiled)
+"""
+
 
 def run(program, tmp_path, *args):
     script = tmp_path / "program.py"
@@ -148,7 +178,7 @@ def test_compile_imports_and_runs_nothing_of_the_peer(model, tmp_path):
     run(MODEL, tmp_path, model)
 
 
-@pytest.mark.parametrize("program", [TRANSFORMS, OPERATORS], ids=["transforms", "operators"])
+@pytest.mark.parametrize("program", [TRANSFORMS, OPERATORS, BACKWARDS], ids=["transforms", "operators", "backwards"])
 def test_programs_import_and_run_nothing_that_eager_does_not(program, tmp_path):
     run(program, tmp_path)
 
