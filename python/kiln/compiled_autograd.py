@@ -8,7 +8,8 @@ with kiln.compiled_autograd.enable(kiln.compile):
 Within the block each `backward()` of the process, and each `torch.autograd.grad`, is looked through when it starts. The formulas
 of all its nodes, the hooks on the way and what leaves do with their gradients become one `torch.fx.GraphModule`, which is
 given to `compiler_fn`; a backward of the same nodes, sizes and kinds of tensors is not traced again. So graphs of several
-compiled parts, or of none, are joined, and hooks are compiled with what is around them. What cannot be traced runs in eager, which is said once.
+compiled parts, or of none, are joined, and hooks are compiled with what is around them. What cannot be traced runs in eager,
+which is said once.
 
 The functions `call_...` and `accumulate` stand in these graphs for what is no operator of PyTorch's.
 """
@@ -37,9 +38,9 @@ def enable(compiler_fn: Callable[[torch.fx.GraphModule], Callable[..., Any]] | N
 
     compiler_fn: takes a `torch.fx.GraphModule` and returns a callable; None for `kiln.compile`. The module's forward is
         `forward(inputs, sizes, scalars, hooks, packed_inputs)`: the list of tensors that the backward reads and writes, an
-        empty tuple, the numbers that tensors were multiplied by and the like, the hooks and contexts of Python functions, one more
-        empty tuple. It returns the gradients that
-        `torch.autograd.grad` asked for; those of leaves it adds to their `.grad` itself.
+        empty tuple, the numbers that tensors were multiplied by and the like, the hooks and contexts of Python functions, one
+        more empty tuple. It returns the gradients that `torch.autograd.grad` asked for; those of leaves it adds to their `.grad`
+        itself.
 
     Raises kiln.exc.BackendError if compiler_fn returns something that cannot be called.
     """
