@@ -615,7 +615,7 @@ def test_powers_of_a_number_are_taken_once(capfd):
         optimizer.step()
 
     compiled = kiln.compile(step)
-    kiln.set_logs("output_code")
+    kiln.set_logs("llvm_ir")
     for _ in range(3):
         p.grad = torch.randn_like(p)
         compiled()

@@ -1,5 +1,6 @@
 """The package around the core: versions, options, backends' table, comparison helper."""
 
+import contextlib
 import dataclasses
 import re
 import tomllib
@@ -106,12 +107,14 @@ def test_every_log_topic_prints(topic, capfd):
         return y.cos()
 
     compiled = kiln.compile(f)
+    backwards = kiln.compiled_autograd.enable if topic == "compiled_autograd" else contextlib.nullcontext
     kiln.set_logs(topic)
     try:
         for size in (2, 3):
             w = torch.eye(size, requires_grad=True)
             for _ in range(12):
-                compiled(torch.eye(size), w).backward()
+                with backwards():
+                    compiled(torch.eye(size), w).backward()
     finally:
         kiln.set_logs("")
     text = capfd.readouterr().err
