@@ -1,5 +1,6 @@
 #include "backward/call.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -60,9 +61,7 @@ void find_views(Call& call, const std::unordered_set<const c10::TensorImpl*>& le
            !t.is_conj() && !t.is_neg();
   };
   const auto end = [](const at::Tensor& t) {
-    int64_t last = t.storage_offset();
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    return last;
+    return at::detail::computeStorageNbytes(t.sizes(), t.strides(), /*itemsize=*/1, t.storage_offset());
   };
   std::unordered_map<const void*, std::vector<size_t>> by_storage;
   for (size_t i = 0; i < tensors.size(); ++i)

@@ -12,11 +12,6 @@ using torch::autograd::Edge;
 
 namespace {
 
-/// An error of PyTorch's about what a node returned, with the node's name as the engine gives it.
-std::string in_node(const Node& node, const std::string& message) {
-  return "Function " + node.name() + " returned an " + message;
-}
-
 void check_for_nan(Node& node, const variable_list& grads) {
   at::AutoGradMode no_grad(false);
   for (size_t i = 0; i < grads.size(); ++i) {
@@ -72,6 +67,12 @@ variable_list Gradients::take(Node& node) {
   return grads;
 }
 
+void fit_gradients(Node& node, variable_list& grads) {
+  torch::autograd::validate_outputs(node.next_edges(), grads, [&](const std::string& message) {
+    return "Function " + node.name() + " returned an " + message;
+  });
+}
+
 variable_list run_in_eager(const std::vector<Turn>& turns, GraphTask& task, size_t num_outputs,
                            const SeeGradients& see) {
   const at::ThreadLocalStateGuard modes(task.thread_locals_);
@@ -93,8 +94,7 @@ variable_list run_in_eager(const std::vector<Turn>& turns, GraphTask& task, size
     if (!task.keep_graph_) node.will_release_variables();
     const bool observed = !node.post_hooks().empty();
     variable_list outputs = observed ? node(variable_list(inputs)) : node(std::move(inputs));
-    torch::autograd::validate_outputs(node.next_edges(), outputs,
-                                      [&](const std::string& message) { return in_node(node, message); });
+    fit_gradients(node, outputs);
     for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, inputs);
     if (!task.keep_graph_) node.release_variables();
     if (torch::autograd::AnomalyMode::is_enabled() && torch::autograd::AnomalyMode::should_check_nan())

@@ -36,6 +36,9 @@ class Gradients {
   std::unordered_map<Node*, variable_list> arrived_;
 };
 
+/// Makes the gradients that `node` returned fit what its edges lead to, as the engine does, or fails as it does.
+void fit_gradients(Node& node, variable_list& grads);
+
 /// Sees the gradients that a node returned.
 using SeeGradients = std::function<void(size_t turn, Node& node, const variable_list& grads)>;
 

@@ -189,9 +189,7 @@ variable_list Tracer::run_node(dynamo::NodeCall& node, const variable_list& grad
   dynamo::SwapSavedVariables saved(call_.collected, state_, compiler_, node);
   variable_list outputs = node_->apply_with_saved(grads, saved);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  torch::autograd::validate_outputs(node_->next_edges(), outputs, [&](const std::string& message) {
-    return "Function " + node_->name() + " returned an " + message;
-  });
+  fit_gradients(*node_, outputs);
   return outputs;
 }
 

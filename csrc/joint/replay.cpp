@@ -173,23 +173,20 @@ class Replay {
       at::Tensor t = or_undefined(env_, node.arg(0));
       TraceState::set_requires_grad(t, node.arg(1).to_bool());
       if (!node.results.empty()) set(node, 0, t);
-    } else if (node.op == kHook) {
+    } else if (node.op == kHook || node.op == kAccumulatedHook) {
       const at::Tensor t = or_undefined(env_, node.arg(0));
       const int64_t number = node.arg(1).to_int();
       const auto active = std::make_shared<bool>(true);
       // It stays with the tensor, which may outlive this.
-      t.register_hook(
-          [this, number, active](const at::Tensor& g) { return *active ? run_hook(number, g) : at::Tensor(); });
+      const auto run = [this, number, active](const at::Tensor& g) {
+        return *active ? run_hook(number, g) : at::Tensor();
+      };
+      if (node.op == kHook)
+        t.register_hook(run);
+      else
+        aten::after_accumulation(t, [run] { run({}); });
       TraceState::note_hook(t.grad_fn().get(), true);
       hooks_.emplace(number, Hook{t.grad_fn(), active});
-    } else if (node.op == kAccumulatedHook) {
-      const at::Tensor t = or_undefined(env_, node.arg(0));
-      const auto active = std::make_shared<bool>(true);
-      const int64_t number = node.arg(1).to_int();
-      aten::after_accumulation(t, [this, number, active] {
-        if (*active) run_hook(number, {});
-      });
-      hooks_.emplace(number, Hook{nullptr, active});
     } else if (node.op == kUnhook) {
       const auto hook = hooks_.find(node.arg(0).to_int());
       KILN_CHECK(hook != hooks_.end(), "a hook is removed that was not registered");

@@ -342,6 +342,10 @@ bool is_scalar_op(Opcode op) { return op < Opcode::ConstInt; }
 bool is_math(Opcode op) {
   return op == Opcode::Pow || op == Opcode::Fmod || is_c_math(op) || (op >= Opcode::Exp && op <= Opcode::Sigmoid);
 }
+bool divides(Opcode op) {
+  return op == Opcode::FloorDiv || op == Opcode::TruncDiv || op == Opcode::Remainder || op == Opcode::Fmod;
+}
+
 bool is_c_math(Opcode op) { return op >= Opcode::PowScalar && op <= Opcode::TanhScalar; }
 int result_count(ReduceKind k) { return k >= ReduceKind::ArgMax ? 2 : 1; }
 int operand_count(ReduceKind k) {

@@ -302,8 +302,7 @@ T float_op(Opcode op, T a, T b, T c) {
 int64_t integer_op(Opcode op, DType t, int64_t a, int64_t b) {
   const uint64_t ua = static_cast<uint64_t>(a), ub = static_cast<uint64_t>(b);
   const int bits = t == DType::Bool ? 1 : dtype_size(t) * 8;
-  const bool divides =
-      op == Opcode::FloorDiv || op == Opcode::TruncDiv || op == Opcode::Remainder || op == Opcode::Fmod;
+  const bool divides = loops::divides(op);
   if (divides && b == 0) throw KernelError("ZeroDivisionError");
   const int64_t q = divides ? (b == -1 ? static_cast<int64_t>(0 - ua) : a / b) : 0;
   const int64_t r = divides ? (b == -1 ? 0 : a % b) : 0;

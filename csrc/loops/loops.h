@@ -272,8 +272,11 @@ std::string_view opcode_name(Opcode op);
 bool is_scalar_op(Opcode op);
 /// True for a function that takes a polynomial or a division of its own: many times the time of an addition.
 bool is_math(Opcode op);
+/// Division and remainder in whole steps: of integers, a divisor of zero is an error.
+bool divides(Opcode op);
 /// Computed by the C library itself, element by element.
 bool is_c_math(Opcode op);
+std::string_view reduce_name(ReduceKind k);
 int result_count(ReduceKind k);
 int operand_count(ReduceKind k);
 

@@ -67,8 +67,7 @@ std::string print_nest(const Nest& n, const std::function<std::string(BufferId)>
         if (i.args.size() > 1) line += " if " + arg(1);
       } else {
         line = "%" + std::to_string(number_of[id]) + " = " + std::string(opcode_name(i.op));
-        if (i.op == Opcode::Reduce || i.op == Opcode::Scan)
-          line += "." + std::string(kReduceNames[static_cast<int>(i.reduce)]);
+        if (i.op == Opcode::Reduce || i.op == Opcode::Scan) line += "." + std::string(reduce_name(i.reduce));
         line += " " + std::string(dtype_name(i.dtype));
         switch (i.op) {
           case Opcode::ConstInt:
@@ -104,6 +103,8 @@ std::string print_nest(const Nest& n, const std::function<std::string(BufferId)>
 }
 
 }  // namespace
+
+std::string_view reduce_name(ReduceKind k) { return kReduceNames[static_cast<int>(k)]; }
 
 std::string print(const Nest& n, const std::vector<Buffer>& buffers) {
   return print(n, [&](BufferId b) { return buffers.at(b).name; });

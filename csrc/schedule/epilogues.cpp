@@ -64,9 +64,7 @@ bool is_plain(const Kernel& k) {
     for (ValueId id : s.body) {
       const Inst& i = k.nest.insts[id];
       if (i.op == Opcode::Indirect || (i.op == Opcode::Store && i.mode != StoreMode::Assign)) return false;
-      if (is_integral(i.dtype) &&
-          (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
-        return false;
+      if (is_integral(i.dtype) && loops::divides(i.op)) return false;
     }
   return true;
 }

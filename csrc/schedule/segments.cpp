@@ -27,9 +27,7 @@ std::string segment_key(const Kernel& k, const std::vector<Buffer>& buffers) {
     if (i.op == Opcode::Store && (i.args.size() > 1 || i.mode != loops::StoreMode::Assign)) return "";
     // Contiguous from the start, or one element for all.
     if (i.buffer >= 0 && !(i.index.is_constant() || (!n.outer.empty() && i.index == n.var(n.outer[0])))) return "";
-    if (is_integral(i.dtype) &&
-        (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
-      return "";
+    if (is_integral(i.dtype) && loops::divides(i.op)) return "";
   }
   Nest anonymous = n;
   anonymous.name.clear();

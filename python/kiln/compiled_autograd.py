@@ -33,7 +33,17 @@ _sessions: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
-def enable(compiler_fn: Callable[[torch.fx.GraphModule], Callable[..., Any]] | None = None) -> Iterator[None]:
+def _given_to(session: Any) -> Iterator[None]:
+    before = _C.set_backward_session(session)
+    try:
+        yield
+    finally:
+        _C.set_backward_session(before)
+
+
+def enable(
+    compiler_fn: Callable[[torch.fx.GraphModule], Callable[..., Any]] | None = None,
+) -> contextlib.AbstractContextManager[None]:
     """Compiles the backwards within a `with` block.
 
     compiler_fn: takes a `torch.fx.GraphModule` and returns a callable; None for `kiln.compile`. The module's forward is
@@ -46,21 +56,12 @@ def enable(compiler_fn: Callable[[torch.fx.GraphModule], Callable[..., Any]] | N
     """
     if compiler_fn is None:
         from kiln import compile as compiler_fn
-    before = _C.set_backward_session(_session(compiler_fn))
-    try:
-        yield
-    finally:
-        _C.set_backward_session(before)
+    return _given_to(_session(compiler_fn))
 
 
-@contextlib.contextmanager
-def disable() -> Iterator[None]:
+def disable() -> contextlib.AbstractContextManager[None]:
     """Gives the backwards within a `with` block to PyTorch's engine again."""
-    before = _C.set_backward_session(None)
-    try:
-        yield
-    finally:
-        _C.set_backward_session(before)
+    return _given_to(None)
 
 
 def reset() -> None:

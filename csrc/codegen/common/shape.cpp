@@ -346,9 +346,7 @@ KernelShape shape_of(const schedule::Kernel& kernel, const std::vector<loops::Bu
       if (is_complex(i.dtype) || dtype_kind(i.dtype) == 'o')
         throw Unsupported("kernels on " + std::string(dtype_name(i.dtype)));
       if (i.op == Opcode::Indirect) error(i.message);
-      if (is_integral(i.dtype) &&
-          (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
-        error(kDivisionByZero);
+      if (is_integral(i.dtype) && loops::divides(i.op)) error(kDivisionByZero);
       if (i.buffer >= 0 && buffers.at(i.buffer).kind == loops::BufferKind::Scratch &&
           shape.scratch_offset.emplace(i.buffer, shape.scratch_bytes).second) {
         const int64_t bytes = buffers[i.buffer].numel * dtype_size(buffers[i.buffer].dtype);

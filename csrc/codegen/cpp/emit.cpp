@@ -204,37 +204,6 @@ const char* infix(Opcode op, DType t) {
   }
 }
 
-const char* reduction_name(loops::ReduceKind k) {
-  using K = loops::ReduceKind;
-  switch (k) {
-    case K::Sum:
-      return "kiln::Sum";
-    case K::Prod:
-      return "kiln::Prod";
-    case K::Max:
-      return "kiln::Max";
-    case K::Min:
-      return "kiln::Min";
-    case K::Any:
-      return "kiln::Any";
-    case K::All:
-      return "kiln::All";
-    case K::ArgMax:
-      return "kiln::ArgMax";
-    case K::ArgMin:
-      return "kiln::ArgMin";
-    case K::Welford:
-      return "kiln::Welford";
-    case K::WelfordCombine:
-      return "kiln::WelfordCombine";
-    case K::OnlineSoftmax:
-      return "kiln::OnlineSoftmax";
-    case K::OnlineSoftmaxCombine:
-      return "kiln::OnlineSoftmaxCombine";
-  }
-  throw InternalError("a reduction of no kind");
-}
-
 /// Elements of the innermost loop that are one unit at most.
 constexpr int64_t kBlock = 8192;
 
@@ -437,11 +406,7 @@ class Writer {
       }
     return true;
   }
-  bool may_fail(const Inst& i) const {
-    const bool divides =
-        i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod;
-    return divides && is_integral(i.dtype);
-  }
+  static bool may_fail(const Inst& i) { return loops::divides(i.op) && is_integral(i.dtype); }
   void open_loop(int v, const std::string& from, const std::string& to, const std::vector<Stage>& stages) {
     if (independent(stages)) line("#pragma omp simd");
     open_plain(v, from, to);
@@ -455,7 +420,8 @@ class Writer {
     const auto declare = [&](Opcode op) {
       for (ValueId id : s.body)
         if (inst(id).op == op)
-          line(std::string(reduction_name(inst(id).reduce)) + "<" + type_name(inst(id).dtype) + "> " + state(id) + ";");
+          line("kiln::" + std::string(loops::reduce_name(inst(id).reduce)) + "<" + type_name(inst(id).dtype) + "> " +
+               state(id) + ";");
     };
     declare(Opcode::Reduce);
     for (size_t k = 0; k < s.vars.size(); ++k) {

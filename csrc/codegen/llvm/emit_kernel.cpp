@@ -521,9 +521,7 @@ void Emitter::emit_inst(ValueId id) {
       const DType t = nest_.insts[i.args[0]].dtype;
       int p = 0;
       env_[id] = map(i.args, [&](const std::vector<Value*>& a) {
-        if (is_integral(t) &&
-            (i.op == Opcode::FloorDiv || i.op == Opcode::TruncDiv || i.op == Opcode::Remainder || i.op == Opcode::Fmod))
-          check_divisor(a[1], p++);
+        if (is_integral(t) && loops::divides(i.op)) check_divisor(a[1], p++);
         return scalar_op(i, t, a);
       });
     }

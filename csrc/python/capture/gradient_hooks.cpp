@@ -100,6 +100,16 @@ bool Machine::add_hooks_of(const at::Tensor& fake, const Known& k) {
          add_all("_post_accumulate_grad_hooks", &Machine::add_accumulated_hook);
 }
 
+void Machine::note_gradients(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& t : tensors) {
+    const at::Tensor& grad = t.grad();
+    if (!grad.defined() || trace.find(grad)) continue;
+    c10::IValue value(grad);
+    aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
+    trace.record(graph::Op("kiln::grad"), {graph::Arg(trace.value_of(t))}, {grad}, "grad");
+  }
+}
+
 at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
   const pybind11::gil_scoped_acquire gil;
   const int were_paused = std::exchange(paused, 0);
@@ -122,14 +132,7 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
     graph::Node* begin = trace.record(graph::Op("kiln::gradient_hook"), number, {subject}, "grad");
     if (known) trace.rebind(subject, begin->out());
   }
-  // What leaves have got by now may be looked at.
-  for (const at::Tensor& leaf : backward_leaves) {
-    const at::Tensor& sum = leaf.grad();
-    if (!sum.defined() || trace.find(sum)) continue;
-    c10::IValue value(sum);
-    aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
-    trace.record(graph::Op("kiln::grad"), {graph::Arg(trace.value_of(leaf))}, {sum}, "grad");
-  }
+  note_gradients(backward_leaves);  // what leaves have got by now may be looked at
   const py::Ref object = py::Ref::steal(THPVariable_Wrap(subject));
   PyObject* args[] = {nullptr, object.get()};
   const auto fail = [&](const char* why) {

@@ -434,6 +434,8 @@ class Machine {
   void add_gradient_hook(const at::Tensor& t, PyObject* function);
   void add_accumulated_hook(const at::Tensor& leaf, PyObject* function);
   void remove_gradient_hook(GradientHook& h);
+  /// Records the gradients that the engine has given these tensors and that the graph does not know yet.
+  void note_gradients(const std::vector<at::Tensor>& tensors);
   /// Lets the fake of an existing leaf have the leaf's hooks. False with an error set.
   bool add_hooks_of(const at::Tensor& fake, const Known& k);
   /// Interprets a call of the hook, in the middle of a backward. `grad`: undefined for one of an accumulated gradient.

@@ -435,10 +435,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     node_args.push_back(graph::Arg(true));
     trace.record(graph::Op("kiln::backward"), std::move(node_args), {});
     for (const auto& [t, instruction] : retained) leaves.push_back(t);
-    for (const at::Tensor& t : leaves) {
-      if (!t.grad().defined() || trace.find(t.grad())) continue;
-      trace.record(graph::Op("kiln::grad"), {graph::Arg(trace.value_of(t))}, {t.grad()}, "grad");
-    }
+    note_gradients(leaves);
     return r;
   }
   // roots, grads, inputs, retain_graph, create_graph, allow_unused

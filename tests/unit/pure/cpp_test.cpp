@@ -50,7 +50,7 @@ TEST(Cpp, ScalarOpsEqualInterpreter) {
       for (size_t j = 0; j < v.size(); ++j) {
         const auto at = static_cast<int64_t>(i * v.size() + j);
         write_element(m.pointers[c.b[0]], t, at, v[i]);
-        write_element(m.pointers[c.b[1]], t, at, is_integral(t) && is_divide(c.op) && v[j] == 0 ? 1 : v[j]);
+        write_element(m.pointers[c.b[1]], t, at, is_integral(t) && loops::divides(c.op) && v[j] == 0 ? 1 : v[j]);
         write_element(m.pointers[c.b[2]], t, at, v[(i + j) % v.size()]);
       }
   }

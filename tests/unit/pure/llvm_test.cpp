@@ -42,7 +42,7 @@ TEST(Llvm, ScalarOpsEqualInterpreter) {
         for (size_t j = 0; j < v.size(); ++j) {
           const int64_t at = static_cast<int64_t>(i * v.size() + j);
           write_element(m.pointers[b[0]], t, at, v[i]);
-          const bool zero = is_integral(t) && is_divide(static_cast<Opcode>(op)) && v[j] == 0;
+          const bool zero = is_integral(t) && loops::divides(static_cast<Opcode>(op)) && v[j] == 0;
           write_element(m.pointers[b[1]], t, at, zero ? 1 : v[j]);
           write_element(m.pointers[b[2]], t, at, v[(i + j) % v.size()]);
         }

@@ -177,10 +177,6 @@ inline bool applies(Opcode op, DType t) {
   return t != DType::Bool;
 }
 
-inline bool is_divide(Opcode op) {
-  return op == Opcode::FloorDiv || op == Opcode::TruncDiv || op == Opcode::Remainder || op == Opcode::Fmod;
-}
-
 inline void interpret_all(const Program& p, Memory& m) {
   for (const auto& item : p.items) loops::interpret(p.nests.at(item.index), p.buffers, m.pointers);
 }
