@@ -2,6 +2,8 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
+#include "aten/convert.h"
+
 namespace kiln::aten {
 
 /// This thread's modes that change what an operator on the CPU does, as they are when this is made.
@@ -17,6 +19,23 @@ struct Modes {
     at::autocast::set_autocast_dtype(at::kCPU, autocast_dtype);
     at::autocast::set_autocast_cache_enabled(autocast_cache);
   }
+};
+
+/// Puts the CPU's autocast into the state that a node was recorded in; back at the end. Casts of weights are not
+/// cached: the cache would outlive the run.
+class AutocastStates {
+ public:
+  AutocastStates() { at::autocast::set_autocast_cache_enabled(false); }
+  ~AutocastStates() { before_.restore(); }
+  AutocastStates(const AutocastStates&) = delete;
+  /// `dtype`: graph::Node::autocast.
+  void set(DType dtype) const {
+    at::autocast::set_autocast_enabled(at::kCPU, dtype != DType::Opaque);
+    if (dtype != DType::Opaque) at::autocast::set_autocast_dtype(at::kCPU, scalar_type_of(dtype));
+  }
+
+ private:
+  Modes before_;
 };
 
 }  // namespace kiln::aten

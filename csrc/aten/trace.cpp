@@ -1,6 +1,7 @@
 #include "aten/trace.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -135,13 +136,58 @@ bool has_wrapper(const torch::jit::Stack& stack, size_t num_args) {
   return found;
 }
 
+/// Puts the traced call's ints into the places of open sizes among a call's arguments, and says where they were.
+std::vector<Sizes::Argument> take_sizes(Trace& trace, c10::ArrayRef<c10::IValue> args, c10::IValue* stack) {
+  std::vector<Sizes::Argument> taken;
+  if (!trace.sizes) return taken;
+  const auto number = [&](const c10::SymInt& n, size_t arg, int64_t item) {
+    const Sizes::Expr* e = Sizes::expr_of(n);
+    if (!e) return n.expect_int();
+    taken.push_back({nullptr, arg, item, *e});
+    return trace.sizes->hint(*e);
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].isSymInt()) {
+      stack[i] = number(args[i].toSymInt(), i, -1);
+    } else if (args[i].isSymIntList()) {
+      c10::List<int64_t> list;
+      int64_t item = 0;
+      for (const c10::SymInt& n : args[i].toSymIntVector()) list.push_back(number(n, i, item++));
+      stack[i] = std::move(list);
+    } else if (args[i].isTensor() && args[i].toTensor().defined() && trace.size_behind) {
+      const at::Tensor& t = args[i].toTensor();
+      if (is_fake(t) || is_wrapper(t) || !t.unsafeGetTensorImpl()->is_wrapped_number() ||
+          t.scalar_type() != at::kLong || !t.has_storage() || *t.const_data_ptr<int64_t>() != Trace::kSizeStandIn)
+        continue;
+      if (const Sizes::Expr* e = trace.size_behind(t)) {
+        taken.push_back({nullptr, i, -1, *e});
+        at::Tensor number = at::detail::scalar_tensor_static(trace.sizes->hint(*e), at::kLong, at::kCPU);
+        number.unsafeGetTensorImpl()->set_wrapped_number(true);
+        stack[i] = std::move(number);
+      }
+    }
+  }
+  return taken;
+}
+
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Trace* trace = current;
+  std::vector<Sizes::Argument> sizes;
+  const auto pin_sizes = [&] {
+    for (const Sizes::Argument& a : sizes) trace->sizes->pin(a.size);
+  };
+  if (trace && trace->sizes) {
+    const size_t num_args = op.schema().arguments().size();
+    const c10::ArrayRef<c10::IValue> args = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - num_args);
+    sizes = take_sizes(*trace, args, stack->data() + (stack->size() - num_args));
+  }
   if (trace && (inside_transform() || has_wrapper(*stack, op.schema().arguments().size()))) {
+    if (trace->sizes) trace->sizes->refuse("a transform of torch.func");
+    pin_sizes();
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
-  if (trace && trace->replace && trace->replace(op, *stack)) return;
+  if (trace && trace->replace && trace->replace(op, *stack)) return pin_sizes();
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_mode(kKey);
   if (!trace) {
     op.callBoxed(*stack);
@@ -240,6 +286,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
   }
   if (in_parts) {
+    pin_sizes();
     // What it asks of data may be known (quantile: whether q lies between 0 and 1): so its parts are recorded.
     stack->resize(first);
     stack->insert(stack->end(), call.begin(), call.end());
@@ -247,7 +294,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
-  if (!recorded) return;
+  if (!recorded) return pin_sizes();
   std::vector<at::Tensor> tensors;
   bool list = false;
   const size_t num_results = schema.returns().size();
@@ -260,6 +307,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   // It was computed from numbers alone: torch.div(8, 4).
   if (!info.factory && !from_tensors && tensors.size() == 1 && tensors[0].defined() && !is_fake(tensors[0]) &&
       can_be_constant(tensors[0]) && !tensors[0].unsafeGetTensorImpl()->is_wrapped_number()) {
+    pin_sizes();
     stack->back() = record_constant(*trace, tensors[0]);
     return;
   }
@@ -271,6 +319,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   call.clear();
   // Forward-mode differentiation has tensors that are zero without memory; what is computed from them is known here.
   if (tensors.size() == 1 && tensors[0].defined() && tensors[0]._is_zerotensor()) {
+    pin_sizes();
     const at::Tensor& t = tensors[0];
     making_from_nothing = true;
     trace
@@ -288,6 +337,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   making_from_nothing = !from_tensors || op.operator_name().name.ends_with("_like");
   graph::Node* node = trace->record(graph::Op(name), std::move(args), tensors);
   making_from_nothing = false;
+  for (Sizes::Argument& a : sizes) {
+    a.node = node;
+    trace->sizes->open(node);
+    trace->sizes->note_argument(std::move(a));
+  }
   node->returns_list = list;
   node->grad_enabled = grad_enabled;
   node->fresh = may_return_argument && std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
@@ -326,6 +380,11 @@ graph::Node* Trace::record(graph::Op op, std::vector<graph::Arg> args, const std
     node->autocast = dtype_of(at::autocast::get_autocast_dtype(at::kCPU));
   node->grad_enabled = at::GradMode::is_enabled();
   if (stack_trace) node->stack = stack_trace();
+  if (sizes)
+    for (const graph::Arg& a : node->args)
+      graph::for_each_value(a, [&](graph::Value v) {
+        if (sizes->is_open(v)) sizes->open(node);
+      });
   for (size_t i = 0; i < results.size(); ++i)
     if (results[i].defined()) bind(results[i], node->out(static_cast<uint32_t>(i)));
   ++num_nodes;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "aten/fake.h"
+#include "aten/sizes.h"
 #include "graph/graph.h"
 
 // The recorder: while a trace is active on a thread, every operator call that reaches the dispatcher is written into
@@ -58,6 +59,12 @@ class Trace {
   };
   std::optional<Failure> failure;
   int64_t num_nodes = 0;
+  /// Which sizes are left open, and what was asked of them; null if none are.
+  std::shared_ptr<Sizes> sizes;
+  /// The open size that a wrapped number stands for: PyTorch's bindings have no number for a symbolic one, and put
+  /// kSizeStandIn where an operator takes a tensor. Null if it is a number.
+  std::function<const Sizes::Expr*(const at::Tensor&)> size_behind;
+  static constexpr int64_t kSizeStandIn = 7777777;
 
  private:
   std::shared_ptr<graph::Graph> graph_;

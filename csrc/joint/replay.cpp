@@ -39,21 +39,6 @@ bool shares_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
-/// Puts the CPU's autocast into the state that a node was recorded in; back at the end. Casts of weights are not
-/// cached: the cache would outlive the trace.
-class AutocastStates {
- public:
-  AutocastStates() { at::autocast::set_autocast_cache_enabled(false); }
-  ~AutocastStates() { before_.restore(); }
-  void set(const Node& n) const {
-    at::autocast::set_autocast_enabled(at::kCPU, n.autocast != DType::Opaque);
-    if (n.autocast != DType::Opaque) at::autocast::set_autocast_dtype(at::kCPU, aten::scalar_type_of(n.autocast));
-  }
-
- private:
-  aten::Modes before_;
-};
-
 class Replay {
  public:
   explicit Replay(std::shared_ptr<const graph::Graph> g) : graph_(std::move(g)) {}
@@ -83,9 +68,9 @@ class Replay {
   /// Runs the nodes, in their grad mode where that is allowed at all.
   void run_nodes(const std::vector<Node*>& nodes, bool differentiable = true) {
     static const graph::Op kCustomFunction("kiln::custom_function"), kHookCall("kiln::gradient_hook");
-    const AutocastStates autocast;
+    const aten::AutocastStates autocast;
     for (size_t i = 0; i < nodes.size(); ++i) {
-      autocast.set(*nodes[i]);
+      autocast.set(nodes[i]->autocast);
       TraceState::note_origin(*nodes[i]);
       at::AutoGradMode grad_mode(nodes[i]->grad_enabled && differentiable);
       if (nodes[i]->op == kCustomFunction)

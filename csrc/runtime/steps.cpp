@@ -9,33 +9,7 @@ namespace kiln::runtime {
 
 using graph::Arg;
 
-c10::OperatorHandle find_op(const graph::Op& op) {
-  const std::string& full = op.name();
-  const size_t space = full.find("::");
-  const size_t dot = space == std::string::npos ? std::string::npos : full.find('.', space);
-  const std::string name = full.substr(0, dot), overload = dot == std::string::npos ? "" : full.substr(dot + 1);
-  auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
-  if (!handle) throw Unsupported("no operator " + full);
-  return *handle;
-}
-
 namespace {
-
-bool holds_values(const Arg& a) {
-  bool found = false;
-  graph::for_each_value(a, [&](graph::Value) { found = true; });
-  return found;
-}
-
-bool is_tensor_list(const c10::TypePtr& type, bool& optional) {
-  c10::TypePtr t = type;
-  if (t->kind() == c10::TypeKind::OptionalType) t = t->expectRef<c10::OptionalType>().getElementType();
-  if (t->kind() != c10::TypeKind::ListType) return false;
-  t = t->expectRef<c10::ListType>().getElementType();
-  optional = t->kind() == c10::TypeKind::OptionalType;
-  if (optional) t = t->expectRef<c10::OptionalType>().getElementType();
-  return t->kind() == c10::TypeKind::TensorType;
-}
 
 at::Tensor no_tensor(graph::Value) { throw InternalError("a tensor among constants"); }
 
@@ -54,83 +28,33 @@ void call_library(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack
 
 AtenStep::AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
                    bool own_results)
-    : op_(find_op(node.op)), results_(std::move(results)), own_results_(own_results) {
-  const auto& formals = op_.schema().arguments();
-  KILN_CHECK(node.args.size() <= formals.size(), "too many arguments for " + node.op.name());
-  for (size_t i = 0; i < formals.size(); ++i) {
-    if (i >= node.args.size()) {
-      KILN_CHECK(formals[i].default_value().has_value(),
-                 "missing argument " + formals[i].name() + " of " + node.op.name());
-      template_.push_back(*formals[i].default_value());
-      continue;
-    }
-    const Arg& arg = node.args[i];
-    bool optional = false;
-    if (arg.is_value()) {
-      if (arg.value()) tensors_.push_back({i, slot_of(arg.value())});
-      template_.emplace_back(arg.value() || formals[i].type()->kind() != c10::TypeKind::TensorType
-                                 ? c10::IValue()
-                                 : c10::IValue(at::Tensor()));
-    } else if (arg.is_list() && is_tensor_list(formals[i].real_type(), optional) && holds_values(arg)) {
-      ListArg list{i, optional, {}};
-      for (const Arg& a : arg.list()) list.slots.push_back(a.is_value() && a.value() ? slot_of(a.value()) : kNoSlot);
-      lists_.push_back(std::move(list));
-      template_.emplace_back();
-    } else {
-      template_.push_back(aten::to_ivalue(arg, formals[i].real_type(), no_tensor));
-    }
-  }
+    : call_(node, slot_of), results_(std::move(results)), own_results_(own_results) {
   for (Slot s : results_) metas_.push_back(s == kNoSlot ? graph::TensorMeta() : plan.slots[s].meta);
 }
 
 bool AtenStep::shares_memory(const Frame& frame, const at::Tensor& t) const {
   if (!t.has_storage()) return false;
-  auto same = [&](Slot s) {
-    return s != kNoSlot && frame.tensors[s].has_storage() && frame.tensors[s].storage().data() == t.storage().data() &&
-           t.storage().nbytes() > 0;
-  };
-  for (const TensorArg& a : tensors_)
-    if (same(a.slot)) return true;
-  for (const ListArg& l : lists_)
-    if (std::any_of(l.slots.begin(), l.slots.end(), same)) return true;
-  return false;
+  bool shared = false;
+  call_.for_each_slot([&](Slot s) {
+    shared |= s != kNoSlot && frame.tensors[s].has_storage() &&
+              frame.tensors[s].storage().data() == t.storage().data() && t.storage().nbytes() > 0;
+  });
+  return shared;
 }
 
 void AtenStep::run(Frame& frame) const {
   std::vector<c10::IValue>& stack = frame.stack;
   StackGuard guard{stack};
-  stack.assign(template_.begin(), template_.end());
-  for (const TensorArg& t : tensors_) stack[t.arg] = frame.tensors[t.slot];
-  for (const ListArg& l : lists_) {
-    if (l.optional) {
-      c10::List<std::optional<at::Tensor>> list;
-      list.reserve(l.slots.size());
-      for (Slot s : l.slots)
-        list.push_back(s == kNoSlot ? std::optional<at::Tensor>() : std::optional<at::Tensor>(frame.tensors[s]));
-      stack[l.arg] = std::move(list);
-    } else {
-      c10::List<at::Tensor> list;
-      list.reserve(l.slots.size());
-      for (Slot s : l.slots) list.push_back(s == kNoSlot ? at::Tensor() : frame.tensors[s]);
-      stack[l.arg] = std::move(list);
-    }
-  }
-  call_library(op_, stack);
+  call_.fill(frame.tensors, stack);
+  call_library(call_.op(), stack);
   size_t r = 0;
-  auto take = [&](at::Tensor t) {
-    KILN_CHECK(r < results_.size(), "more results than expected from " + c10::toString(op_.operator_name()));
+  for_each_result(stack, [&](at::Tensor t) {
+    KILN_CHECK(r < results_.size(), "more results than expected from " + c10::toString(call_.op().operator_name()));
     const size_t i = r++;
     if (results_[i] == kNoSlot) return;
     if (own_results_ && shares_memory(frame, t)) t = t.clone(at::MemoryFormat::Preserve);
-    frame.set(results_[i], with_meta(std::move(t), metas_[i], c10::toString(op_.operator_name())));
-  };
-  for (c10::IValue& v : stack) {
-    if (v.isTensor()) {
-      take(std::move(v).toTensor());
-    } else if (v.isTensorList()) {
-      for (const at::Tensor& t : v.toTensorVector()) take(t);
-    }
-  }
+    frame.set(results_[i], with_meta(std::move(t), metas_[i], c10::toString(call_.op().operator_name())));
+  });
 }
 
 namespace {
@@ -145,16 +69,13 @@ std::string slots_text(const Plan& plan, const std::vector<Slot>& slots) {
 
 std::string AtenStep::describe(const Plan& plan) const {
   std::vector<Slot> in;
-  for (const TensorArg& t : tensors_) in.push_back(t.slot);
-  for (const ListArg& l : lists_) in.insert(in.end(), l.slots.begin(), l.slots.end());
-  return slots_text(plan, results_) + " = call " + c10::toString(op_.operator_name()) + "(" + slots_text(plan, in) +
-         ")";
+  call_.for_each_slot([&](Slot s) { in.push_back(s); });
+  return slots_text(plan, results_) + " = call " + c10::toString(call_.op().operator_name()) + "(" +
+         slots_text(plan, in) + ")";
 }
 
 void AtenStep::for_each_slot(const std::function<void(Slot)>& f) const {
-  for (const TensorArg& t : tensors_) f(t.slot);
-  for (const ListArg& l : lists_)
-    for (Slot s : l.slots) f(s);
+  call_.for_each_slot(f);
   for (Slot s : results_) f(s);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "runtime/call_template.h"
 #include "runtime/plan.h"
 
 // The kinds of steps that need no generated code.
@@ -9,7 +10,7 @@ namespace kiln::runtime {
 /// Calls an ATen op through the dispatcher, below autograd. Constants are converted when the step is made.
 class AtenStep final : public Step {
  public:
-  using SlotOf = std::function<Slot(graph::Value)>;
+  using SlotOf = CallTemplate::SlotOf;
   /// `results` are the slots of the node's tensor results, kNoSlot for the ones that nobody reads. `own_results`: a
   /// result that shares an argument's memory is copied, since that memory (an arena's) may be used again.
   AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
@@ -19,21 +20,9 @@ class AtenStep final : public Step {
   void for_each_slot(const std::function<void(Slot)>& f) const override;
 
  private:
-  struct TensorArg {
-    size_t arg;
-    Slot slot;
-  };
-  struct ListArg {
-    size_t arg;
-    bool optional;
-    std::vector<Slot> slots;  // kNoSlot: None
-  };
   bool shares_memory(const Frame& frame, const at::Tensor& t) const;
 
-  c10::OperatorHandle op_;
-  std::vector<c10::IValue> template_;
-  std::vector<TensorArg> tensors_;
-  std::vector<ListArg> lists_;
+  CallTemplate call_;
   std::vector<Slot> results_;
   std::vector<graph::TensorMeta> metas_;
   bool own_results_;
@@ -133,8 +122,5 @@ class FreeStep final : public Step {
  private:
   std::vector<Slot> slots_;
 };
-
-/// The dispatcher's handle of an op's name. Throws Unsupported if no such op is registered.
-c10::OperatorHandle find_op(const graph::Op& op);
 
 }  // namespace kiln::runtime

@@ -35,7 +35,8 @@ def compile(
     Args:
         f: a Python function, a method, a module, or any callable. None (or no f) makes a decorator.
         fullgraph: an error (kiln.exc.GraphBreakError) instead of a graph break.
-        dynamic: accepted as PyTorch users write it. Entries are compiled for the shapes of the call in each case.
+        dynamic: which sizes one capture serves (docs/concepts.md). True: all; False: those of the call; None: those of the
+            call, until another has other ones. Code is compiled for known sizes in each case.
         backend: a registered name (kiln.list_backends()) or `backend(gm: torch.fx.GraphModule, example_inputs) -> callable`.
         mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs"; not together with options.
         options: options of the table (docs/options.md) for this callable alone.
@@ -242,7 +243,7 @@ def _register(register: Callable[[Any], None], f: Any) -> Any:
 
 
 def mark_dynamic(tensor: torch.Tensor, index: int | list[int] | tuple[int, ...]) -> None:
-    """Says that the size of dimension `index` will vary. Entries are still compiled per shape."""
+    """Says that the size of dimension `index` will vary: one capture serves all sizes that take the program the same way."""
     _mark(tensor, index, "_kiln_dynamic_dims", "_kiln_static_dims")
 
 

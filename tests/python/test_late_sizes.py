@@ -1,4 +1,5 @@
-"""Sizes that come up beyond the recompile limit: compiled once they have cost as much in eager as a compile does."""
+"""Sizes that come up beyond the recompile limit, where each has an entry of its own: compiled once they have cost as much
+in eager as a compile does."""
 
 import time
 
@@ -30,7 +31,7 @@ def heavy(x):
 
 def filled(f):
     """`f` compiled, at its recompile limit."""
-    compiled = kiln.compile(f)
+    compiled = kiln.compile(f, dynamic=False)
     with pytest.warns(UserWarning, match="recompile limit"):
         for n in range(LIMIT + 1):
             compiled(torch.ones(n + 2, 4))
@@ -72,7 +73,7 @@ def test_what_differs_otherwise_stays_in_eager():
     def f(x, how):
         return heavy(x) if how != "none" else x
 
-    compiled = kiln.compile(f)
+    compiled = kiln.compile(f, dynamic=False)
     x = torch.randn(200, 200)
     with pytest.warns(UserWarning, match="recompile limit"):
         for how in "abcdefgh":
@@ -87,7 +88,7 @@ def test_calls_that_are_taken_to_differ_in_sizes():
     def f(x, more):
         return heavy(x) + 1 if more else heavy(x)
 
-    compiled = kiln.compile(f)
+    compiled = kiln.compile(f, dynamic=False)
     with pytest.warns(UserWarning, match="recompile limit"):
         for n in range(LIMIT + 10):
             x = torch.randn(n + 2, 4)
@@ -175,7 +176,7 @@ def test_sizes_that_come_after_other_changes():
     def f(x):
         return heavy(x) * len(settings)
 
-    compiled = kiln.compile(f)
+    compiled = kiln.compile(f, dynamic=False)
     with pytest.warns(UserWarning, match="recompile limit"):
         for n in range(LIMIT + 1):
             settings.append(n)

@@ -106,7 +106,7 @@ def test_every_log_topic_prints(topic, capfd):
             y = y * 2
         return y.cos()
 
-    compiled = kiln.compile(f)
+    compiled = kiln.compile(f, dynamic=False)
     backwards = kiln.compiled_autograd.enable if topic == "compiled_autograd" else contextlib.nullcontext
     kiln.set_logs(topic)
     try:

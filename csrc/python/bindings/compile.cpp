@@ -74,6 +74,7 @@ KILN_BINDINGS(compile) {
           frame::Config config;
           if (!backend.is_none()) config.backend = kiln::py::Ref::borrow(backend.ptr());
           config.fullgraph = fullgraph;
+          if (!dynamic.is_none()) config.dynamic = dynamic.cast<bool>();
           config.alone = alone;
           for (const auto& [key, value] : options) config.options.emplace(key.cast<std::string>(), option_value(value));
           return frame::make_compiled(f.ptr(), frame::intern_config(std::move(config)));

@@ -563,8 +563,10 @@ int Machine::load_method(PyObject* o, PyObject* name, PyObject** method) {
 
 PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok) {
   if (py::function_mode_active())
-    if (PyObject* held = _PyType_Lookup(Py_TYPE(o), name); held && Py_TYPE(held) == &PyGetSetDescr_Type)
+    if (PyObject* held = _PyType_Lookup(Py_TYPE(o), name); held && Py_TYPE(held) == &PyGetSetDescr_Type) {
+      refuse_sizes("a function mode");
       return after_c_call(PyObject_GetAttr(o, name));
+    }
   auto written = overlays.find(o);
   if (written != overlays.end())
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();

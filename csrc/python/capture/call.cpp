@@ -133,6 +133,22 @@ bool has_identity_hash(PyObject* o) {
          Py_TYPE(o)->tp_richcompare == PyBaseObject_Type.tp_richcompare;
 }
 
+/// Whether C code may read the values of numbers among the arguments, without asking them for an index.
+bool converts_numbers(Policy policy) {
+  switch (policy) {
+    case Policy::Torch:
+    case Policy::TensorData:
+    case Policy::Item:
+    case Policy::RequiresGrad:
+    case Policy::ReadSetting:
+    case Policy::WriteSetting:
+    case Policy::Unknown:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// type.__new__(metaclass, name, bases, namespace) or __build_class__.
 bool makes_class(PyObject* callable, PyObject* self, size_t count) {
   if (!PyCFunction_Check(callable)) return false;
@@ -212,11 +228,17 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
                               const std::function<PyObject*()>& f) {
   if (waits_for_loader(target)) return put_off(missing_loader);
   // What a transform, or a mode, makes of a call has its own arguments, and appears at torch level as what it runs.
-  if (aten::inside_transform() || py::function_mode_active()) return after_c_call(f());
+  if (aten::inside_transform() || py::function_mode_active()) {
+    refuse_sizes("a function mode");
+    return after_c_call(f());
+  }
+  if (PyObject* size = ask_size(target, args, n, kwnames)) return size;
+  if (PyErr_Occurred()) return nullptr;
   const int64_t before = trace.num_nodes;
   ++torch_depth;
   PyObject* r = f();
   --torch_depth;
+  note_sizes_told(target, args, n, kwnames, r, before);
   r = after_c_call(r);
   if (r && py::is_tensor(r) && !captures_class(r)) {
     const py::Ref made = py::Ref::steal(r);
@@ -267,6 +289,8 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   };
   const UserRule rule = user_rule(callable);
   if (PyObject* number = rule == UserRule::None ? nullptr : number_among(args, all)) return specialize(number);
+  if ((rule != UserRule::None || is_torch_operator(callable)) && size_among(args, all))
+    return on_values(args, all, [&](PyObject* const* values) { return call(callable, values, n, kwnames); });
   switch (rule) {
     case UserRule::None:
       break;
@@ -340,6 +364,8 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   if (is_lru_cache(t)) return call_cached(callable, args, nargsf, kwnames);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
+  if (size_among(args, all))
+    return on_values(args, all, [&](PyObject* const* values) { return call(callable, values, n, kwnames); });
   if (PyObject* r = kwnames ? nullptr : call_numpy(callable, args, n); r || PyErr_Occurred()) return r;
   return graph_break("call-of-unknown-object", "a call of " + describe(callable));
 }
@@ -375,6 +401,10 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (t == &PyType_Type && count_of(nargsf, kwnames) == 1) return Py_NewRef(class_of_number(number));
     if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
+  }
+  if (count_of(nargsf, kwnames) == 1 && !kwnames && is_size(args[0])) {
+    if (t == &PyType_Type) return Py_NewRef(reinterpret_cast<PyObject*>(&PyLong_Type));
+    if (t == &PyLong_Type) return Py_NewRef(args[0]);
   }
   const bool converts = count_of(nargsf, kwnames) == 1 && !kwnames && py::is_tensor(args[0]);
   if (converts && (t == &PyFloat_Type ? THPVariable_Unpack(args[0]).is_floating_point()
@@ -437,6 +467,12 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (count == 2 && !kwnames)
     if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
   const Policy policy = policy_of(callable);
+  if (const size_t all = count_of(nargsf, kwnames);
+      converts_numbers(policy) && size_among(args, all) && !takes_open_sizes(name_of(callable)))
+    return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
+  static PyObject* len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
+  if (callable == len && n == 1)
+    if (PyObject* length = open_length(args[0]); length || PyErr_Occurred()) return length;
   // A factor that is a tensor: PyTorch's bindings read its value.
   if (policy == Policy::Torch && kwnames && PyTuple_GET_SIZE(kwnames) == 1 && takes_factor(callable, kwnames))
     if (py::Ref number = py::Ref::steal(item_number(args[n])); number || PyErr_Occurred()) {

@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "aten/sizes.h"
 #include "graph/graph.h"
 #include "python/capture/recipe.h"
 #include "python/guards/guard.h"
@@ -49,7 +51,13 @@ struct CaptureResult {
   /// A value of `traced`, a 0-dim bool, or none: if it is true after the graph has run, an assertion of the program has
   /// failed. The graph has changed nothing then but the generator, and the call is to run in eager.
   graph::Value failed;
-  bool failed_is_asked = false;  // the graph writes to its inputs, which it must not before
+  std::shared_ptr<const aten::Sizes> sizes;  // of `traced`, if some are left open
+  struct OpenInt {
+    guards::SourcePtr source;
+    py::Ref value;
+  };
+  std::vector<OpenInt> open_ints;  // what `sizes` is given
+  bool failed_is_asked = false;    // the graph writes to its inputs, which it must not before
 };
 
 /// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of batch
@@ -86,6 +94,11 @@ struct CaptureOptions {
   /// Whether small tensors of integers decide by guards on branches, numbers and shapes; else only single elements do,
   /// on branches.
   bool data_branches = false;
+  /// Which sizes of tensors that are no module's are left open: None; those of mark_dynamic() and of `changing_sizes`
+  /// (sources as text, dimensions as bits); or All. Never those of mark_static().
+  enum class OpenSizes : uint8_t { None, Some, All } open_sizes = OpenSizes::None;
+  const std::unordered_map<std::string, uint64_t>* changing_sizes = nullptr;
+  bool open_ints = false;  // so are ints of `changing_numbers` whose values are needed
 };
 
 /// Runs the frame symbolically; `frame` is untouched. Restarts itself with a longer `break_at` when an inlined call

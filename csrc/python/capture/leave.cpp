@@ -287,6 +287,18 @@ RecipePtr Leaver::recipe(PyObject* o) {
   const Class c = m.classify(o);
   if (c == Class::Type && m.made_types.count(o)) throw NotRebuildable{"a class that the captured code made"};
   const bool slice = PySlice_Check(o) && !m.is_constant(o);  // of tensors
+  if (m.is_size(o)) {
+    RecipePtr r = make(Recipe::Kind::Size);
+    r->index = m.output_of(o);
+    return r;
+  }
+  if (c == Class::Constant && !slice && PyTuple_Check(o) && m.size_among(&o, 1)) {  // a torch.Size
+    RecipePtr items = make(Recipe::Kind::Tuple), r = make(Recipe::Kind::Call);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) items->parts.push_back(recipe(PyTuple_GET_ITEM(o, i)));
+    r->object = py::Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(o)));
+    r->parts.push_back(items);
+    return r;
+  }
   if ((c == Class::Constant && !slice) || c == Class::Type) return constant(o);
   if (m.is_number(o) && !made_.count(o)) {
     if (auto s = m.number_sources.find(o); s != m.number_sources.end()) return made_[o] = source(s->second);
@@ -794,6 +806,7 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
 }
 
 void Machine::finish() {
+  result.sizes = trace.sizes;
   if (trace.num_nodes == 0) {
     result.inputs.clear();
     result.example_inputs.clear();

@@ -378,9 +378,10 @@ Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions
     pybind11::gil_scoped_acquire gil;
     return stack_trace();
   };
+  if (options.open_sizes != CaptureOptions::OpenSizes::None) open_sizes();
 }
 
-Machine::~Machine() = default;
+Machine::~Machine() { close_sizes(); }
 
 std::shared_ptr<const graph::StackTrace> Machine::stack_trace() {
   py311::Frame* f = ts->cframe->current_frame;

@@ -86,6 +86,8 @@ struct Overlay {
   py::Ref* find(PyObject* name);
 };
 
+/// A parameter or buffer, read from its module.
+bool is_module_state(const guards::Source& s);
 class Leaver;
 /// Imports kiln._numbers, outside of a capture.
 void load_numbers();
@@ -293,6 +295,42 @@ class Machine {
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
 
+  // --- sizes that are left open: sizes.cpp ---
+  /// From now on those of what is open (input_value) are.
+  void open_sizes();
+  void close_sizes();
+  /// Whether `o` is a kiln._sizes.Size.
+  bool is_size(PyObject* o) const;
+  /// Whether there are any among `args`, also in tuples, lists and slices.
+  bool size_among(PyObject* const* args, size_t n) const;
+  /// Whether PyTorch's function takes symbolic ints where this capture may give it some.
+  bool takes_open_sizes(const char* name) const;
+  /// `o` with the numbers themselves, pinned, in the places of sizes. New reference.
+  PyObject* with_values(PyObject* o);
+  PyObject* on_values(PyObject* const* args, size_t n, const std::function<PyObject*(PyObject* const* values)>& f);
+  /// The value of a tensor whose sizes are open, else none.
+  graph::Value open_value(PyObject* tensor);
+  PyObject* open_shape(PyObject* tensor, graph::Value v);
+  /// len() of a tensor of open sizes; null without an error for other objects.
+  PyObject* open_length(PyObject* o);
+  /// The dimensions of an existing tensor whose sizes are open, as bits.
+  uint64_t open_dims(const Known& k) const;
+  /// Has the size delivered when the graph has run; its number (aten::Sizes::outputs).
+  int64_t output_of(PyObject* size);
+  /// Whether the int `o` found at `source` is open: its value was needed where a number of the graph stood for it.
+  bool opens_int(PyObject* o, const SourcePtr& source) const;
+  PyObject* open_int(PyObject* o, const SourcePtr& source);
+  /// A size in this call.
+  int64_t hint_of(PyObject* size) const;
+  /// The answer to what asks a tensor for open sizes; null without an error if `target` is no such.
+  PyObject* ask_size(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames);
+  /// After a call that recorded the nodes behind the first `nodes_before` and gave `r` (null: raised): conditions on
+  /// what it may have told, or been told, of sizes.
+  void note_sizes_told(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* r,
+                       int64_t nodes_before);
+  /// Something looks at sizes that nobody sees: other sizes need a capture of their own.
+  void refuse_sizes(const char* why);
+
   // --- numbers that the graph computes with: numbers.cpp ---
   /// Whether `o`, a float or an int or a tuple with such found at `source`, is to be an input of the graph.
   bool is_changing(PyObject* o, const SourcePtr& source) const;
@@ -322,6 +360,7 @@ class Machine {
   PyObject* number_step(PyObject* const* args, size_t n);
   PyObject* operate_on_numbers(const char* op, PyObject* const* args);
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
+  std::unordered_map<std::string, py::Ref> open_ints;  // by source
   bool has_numbers = false, needed_int = false;
   std::unordered_map<std::string, py::Ref> numbers;         // by source
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`

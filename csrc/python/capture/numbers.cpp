@@ -58,13 +58,15 @@ bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
   const auto may = [&](PyObject* x) {
     return PyFloat_CheckExact(x) ? options.floats_change : options.ints_change && guards::is_small_int(x);
   };
-  if (!PyTuple_CheckExact(o)) return may(o) && changes(source);
+  const auto is = [&](PyObject* x, const SourcePtr& s) { return opens_int(x, s) || (may(x) && changes(s)); };
+  if (!PyTuple_CheckExact(o)) return is(o, source);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
-    if (may(PyTuple_GET_ITEM(o, i)) && changes(guards::list_item(source, i))) return true;
+    if (is(PyTuple_GET_ITEM(o, i), guards::list_item(source, i))) return true;
   return false;
 }
 
 PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
+  if (opens_int(o, source)) return open_int(o, source);
   const std::string text = source->text();
   if (auto it = numbers.find(text); it != numbers.end()) return it->second.new_ref();
   const bool whole = PyLong_CheckExact(o);

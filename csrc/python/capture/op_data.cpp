@@ -22,8 +22,18 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
   bool tensor = false, method = false;  // of a class in Python, which says what the operator does
   for (size_t i = 0; i < n; ++i) {
     tensor |= py::is_tensor(args[i]);
-    method |= m.classify(args[i]) == Class::Instance && Py_TYPE(args[i])->tp_flags & Py_TPFLAGS_HEAPTYPE;
+    method |= m.classify(args[i]) == Class::Instance && Py_TYPE(args[i])->tp_flags & Py_TPFLAGS_HEAPTYPE &&
+              !m.is_size(args[i]);
   }
+  // PyTorch's bindings ask what is no int and no slice for its value.
+  if (n == 2 && m.is_size(args[1]) && std::string_view(op) == "getitem" && m.takes_open_sizes("select")) {
+    static PyObject* select = PyObject_GetAttrString(PyImport_AddModule("torch"), "select");
+    const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
+    PyObject* const given[] = {args[0], zero.get(), args[1]};
+    return m.call(select, given, 3, nullptr);
+  }
+  if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) && !m.takes_open_sizes(op))
+    return m.on_values(args, n, [&](PyObject* const* values) { return operate(m, op, values, n, f); });
   if (PyObject* number = m.number_among(args, n); number && tensor)
     return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
   const std::string_view name = op;
@@ -140,15 +150,39 @@ Flow op_unary_not(Exec& e, int) {
   return Flow::Next;
 }
 
+/// `is` between ints of which one is an open size. Small ints are one object, others may be.
+static Flow is_of_ints(Exec& e, int arg) {
+  constexpr long kSmallest = -5, kLargest = 256;
+  const py::Ref a = py::Ref::steal(e.m.with_values(e.top(1))), b = py::Ref::steal(e.m.with_values(e.top(0)));
+  if (!a || !b) return Flow::Error;
+  bool same = false;
+  if (PyLong_CheckExact(a.get()) && PyLong_CheckExact(b.get()) &&
+      PyObject_RichCompareBool(a.get(), b.get(), Py_EQ) == 1) {
+    const long n = PyLong_AsLong(a.get());
+    if (n < kSmallest || n > kLargest) {
+      e.m.graph_break("symbolic-branch", "whether two ints are one object");
+      return Flow::Error;
+    }
+    same = true;
+  }
+  e.drop(2);
+  e.push(Py_NewRef(same != static_cast<bool>(arg) ? Py_True : Py_False));
+  return Flow::Next;
+}
+
 Flow op_is_op(Exec& e, int arg) {
   const bool is = e.top(0) == e.top(1);
   // Numbers of two places may be one object, as small ints are.
-  const auto numeric = [&](PyObject* o) { return e.m.is_number(o) || PyFloat_CheckExact(o) || PyLong_CheckExact(o); };
-  if (!is && numeric(e.top(0)) && numeric(e.top(1)))
+  const auto numeric = [&](PyObject* o) {
+    return e.m.is_number(o) || e.m.is_size(o) || PyFloat_CheckExact(o) || PyLong_CheckExact(o);
+  };
+  if (!is && numeric(e.top(0)) && numeric(e.top(1))) {
     if (PyObject* number = e.m.number_among(&e.top(1), 2)) {
       e.m.specialize(number);
       return Flow::Error;
     }
+    if (e.m.size_among(&e.top(1), 2)) return is_of_ints(e, arg);
+  }
   e.m.distinguish(e.top(0), e.top(1));
   e.drop(2);
   e.push(Py_NewRef(is != static_cast<bool>(arg) ? Py_True : Py_False));

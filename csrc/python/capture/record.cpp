@@ -39,8 +39,7 @@ static void set_modes(graph::Node& node) {
   node.autocast = now.autocast ? aten::dtype_of(now.autocast_dtype) : DType::Opaque;
 }
 
-/// A parameter or buffer, read from its module.
-static bool is_module_state(const guards::Source& s) {
+bool is_module_state(const guards::Source& s) {
   if (s.kind != guards::Source::Kind::DictItem || !s.base || s.base->kind != guards::Source::Kind::DictItem)
     return false;
   PyObject* store = s.base->object.get();
@@ -59,6 +58,7 @@ graph::Value Machine::input_value(const at::Tensor& t) {
   const std::string name = input_name(k->source->text());
   graph::Node* node = trace.graph().add_input(name, aten::meta_of(t));
   node->frozen = is_module_state(*k->source);
+  if (trace.sizes && open_dims(*k)) trace.sizes->open(node);
   graph::Node* twin = torch_level->add_input(name, node->results[0]);
   to_torch[node->out()] = twin->out();
   result.inputs.push_back({k->source, node->name});
@@ -94,6 +94,8 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
   using graph::Arg;
   if (o == Py_None) {
     *out = Arg();
+  } else if (is_size(o)) {
+    *out = Arg(hint_of(o));
   } else if (PyBool_Check(o)) {
     *out = Arg(o == Py_True);
   } else if (PyLong_Check(o)) {

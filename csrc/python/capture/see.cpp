@@ -121,7 +121,7 @@ bool Machine::is_constant(PyObject* o) {
         auto* s = reinterpret_cast<PySliceObject*>(o);
         return is_constant(s->start) && is_constant(s->stop) && is_constant(s->step);
       }
-      return true;
+      return !(PyTuple_Check(o) && size_among(&o, 1));
     case Class::Singleton:
     case Class::Type:
       return true;
@@ -374,6 +374,7 @@ bool Machine::activate(Known& k) {
       g.number = t.key_set().raw_repr();
       g.meta = aten::meta_of(t);
       g.is_leaf = !t.grad_fn();
+      if (trace.sizes) g.any_dims = open_dims(k);
       g.where = where();
       result.guards.push_back(std::move(g));
       break;

@@ -11,6 +11,7 @@
 #include "python/frame/late_sizes.h"
 #include "python/frame/leave.h"
 #include "python/frame/mode.h"
+#include "python/frame/sized_entry.h"
 #include "python/guards/tree.h"
 #include "runtime/compiled_graph.h"
 
@@ -22,7 +23,10 @@ struct Entry {
       : tree(std::move(guards), wanted) {}
   guards::GuardTree tree;                            // delivers the graph's inputs, then the sources of recipes
   size_t num_inputs = 0, num_outputs = 0;            // of the graph
+  size_t num_ints = 0;                               // that `sizes` is given; wanted behind the graph's inputs
+  std::vector<int64_t> delivered_sizes;              // without `sizes`: what recipes of a Size give
   std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
+  std::unique_ptr<SizedEntry> sizes;                 // if sizes are left open: in place of `graph`
   py::Ref python_graph;                              // a Python backend's callable
   /// As in CaptureResult.
   struct Condition {
@@ -38,6 +42,8 @@ struct Entry {
     bool changes = true, draws = true;
   } effects;
   std::unique_ptr<LeaveProgram> leave;
+  /// Among what the tree delivers, the first of the sources of recipes.
+  size_t first_source() const { return num_inputs + num_ints; }
 
   // Exit: if null, the result is leave's only one. Otherwise leave's results are the tuple that `continuation` takes
   // behind the original arguments.
@@ -61,6 +67,8 @@ struct CodeCache {
   /// Sources of floats and ints that had another value in a later call, and those of them whose values the program
   /// needs.
   std::unordered_set<std::string> changing_numbers, constant_numbers;
+  /// Sources of tensors that had other sizes in a later call, with the dimensions as bits.
+  std::unordered_map<std::string, uint64_t> changing_sizes;
   /// Sources of functions that were others, of the same code, in a later call.
   std::unordered_set<std::string> changing_functions;
   /// Calls of item() whose value the program needs.

@@ -125,10 +125,11 @@ PyObject* entries_of(PyObject* o, void*) {
   PyObject* list = PyList_New(0);
   if (!list || !cache) return list;
   for (const EntryPtr& e : cache->entries) {
-    py::Ref row =
-        py::Ref::steal(Py_BuildValue("{s:L,s:L,s:L,s:n,s:n,s:O}", "id", e->id, "hits", e->hits, "slow_checks",
-                                     e->tree.slow_runs(), "guards", (Py_ssize_t)e->tree.guards().size(), "fast_steps",
-                                     (Py_ssize_t)e->tree.fast_size(), "breaks", e->continuation ? Py_True : Py_False));
+    py::Ref row = py::Ref::steal(Py_BuildValue(
+        "{s:L,s:L,s:L,s:n,s:n,s:O,s:n,s:n}", "id", e->id, "hits", e->hits, "slow_checks", e->tree.slow_runs(), "guards",
+        (Py_ssize_t)e->tree.guards().size(), "fast_steps", (Py_ssize_t)e->tree.fast_size(), "breaks",
+        e->continuation ? Py_True : Py_False, "sizes", (Py_ssize_t)(e->sizes ? e->sizes->num_variants() : 1),
+        "compiled_sizes", (Py_ssize_t)(e->sizes ? e->sizes->num_compiled() : 1)));
     if (!row || PyList_Append(list, row.get()) < 0) {
       Py_DECREF(list);
       return nullptr;
@@ -150,7 +151,9 @@ PyTypeObject* compiled_type() {
     static PyGetSetDef getset[] = {
         {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
         {"_entries", &entries_of, nullptr,
-         "compiled entries, as dicts: id, hits, slow_checks, guards, fast_steps, breaks", nullptr},
+         "compiled entries, as dicts: id, hits, slow_checks, guards, fast_steps, breaks, and how many "
+         "combinations of sizes came up and are compiled",
+         nullptr},
         {nullptr, nullptr, nullptr, nullptr, nullptr}};
     PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_compiled)},
                            {Py_tp_traverse, reinterpret_cast<void*>(&traverse_compiled)},

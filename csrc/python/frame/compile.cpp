@@ -146,32 +146,66 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
   return any ? written : std::vector<bool>();
 }
 
-/// kiln's compiler as `config` wants it; a backward() may call it later, without the GIL.
-compiler::GraphCompiler own_compiler(const Config& config) {
-  return [config](const graph::Graph& g, const std::string& which) {
-    const pybind11::gil_scoped_acquire gil;  // of the options
-    const OptionScope options(config);
-    return compiler::compile_functional(g, which == "inference");
-  };
+/// The captured graph for any sizes; null if it is for these alone, and so are the guards.
+std::shared_ptr<const runtime::SizedProgram> sized_program(CaptureResult& result, PyCodeObject* code) {
+  if (!result.sizes) return nullptr;
+  std::string why;
+  std::shared_ptr<const runtime::SizedProgram> program;
+  const bool open = result.sizes->any_open() || !result.open_ints.empty();
+  if (!open || !result.traced)
+    why = "no graph";
+  else if (result.eager_condition.graph || result.other_branch.graph || result.failed)
+    why = "a condition on data";
+  else
+    program = runtime::SizedProgram::make(result.traced, *result.sizes, &why);
+  if (program) return program;
+  for (guards::Guard& g : result.guards) {
+    g.any_dims = 0;
+    for (const auto& open : result.open_ints)
+      if (g.kind == guards::Guard::Kind::SmallInt && g.source == open.source) {
+        g.kind = guards::Guard::Kind::Equals;
+        g.object = open.value;
+      }
+  }
+  if (open) log_artifact(Topic::recompiles, place_of(code), "its sizes cannot be left open: " + why);
+  return nullptr;
 }
 
-void compile_graph(CaptureResult& result, const Config& config, Entry& entry) {
+/// Gives the entry, which is compiled for `examples`, the other sizes.
+void open_sizes(const CaptureResult& result, std::shared_ptr<const runtime::SizedProgram> program,
+                const ConfigPtr& config, const std::vector<at::Tensor>& examples, Entry& entry,
+                std::chrono::steady_clock::time_point start) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::vector<size_t> open;
+  for (size_t i = 0; i < result.inputs.size(); ++i)
+    if (result.sizes->is_open(result.traced->inputs()[i]->out())) open.push_back(i);
+  entry.sizes = std::make_unique<SizedEntry>(std::move(program), std::move(open), entry.effects.changes, config);
+  runtime::SizedProgram::Ints ints;
+  for (const auto& given : result.open_ints) ints.push_back(PyLong_AsLongLong(given.value.get()));
+  entry.sizes->add_captured(examples, ints, std::move(entry.delivered_sizes), std::move(entry.graph), seconds);
+}
+
+void compile_graph(CaptureResult& result, std::shared_ptr<const runtime::SizedProgram> program, const ConfigPtr& wanted,
+                   Entry& entry) {
   if (!result.traced) return;
+  const Config& config = *wanted;
   if (!config.backend) {
     StageTimer timer("backend");
+    const auto start = std::chrono::steady_clock::now();
     std::vector<at::Tensor> examples;
     for (const py::Ref& o : result.example_inputs) examples.push_back(THPVariable_Unpack(o.get()));
-    entry.graph = compiler::compile_traced(*result.traced, examples, own_compiler(config));
+    entry.graph = compile_for(*result.traced, examples, config);
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
     const auto compiled = [&](const CaptureResult::Condition& c) -> Entry::Condition {
       std::vector<at::Tensor> asked;
       for (size_t i : c.inputs) asked.push_back(examples.at(i));
       if (!c.graph) return {};
-      return {compiler::compile_traced(*c.graph, asked, own_compiler(config)), c.inputs};
+      return {compile_for(*c.graph, asked, config), c.inputs};
     };
     entry.eager_condition = compiled(result.eager_condition);
     entry.other_branch = compiled(result.other_branch);
+    if (program) open_sizes(result, std::move(program), wanted, examples, entry, start);
     return;
   }
   KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
@@ -211,6 +245,8 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   if (log_enabled(Topic::guards)) {
     std::string text;
     for (const auto& g : entry.tree.guards()) text += g.text() + "\n";
+    if (entry.sizes)
+      for (const std::string& line : result.sizes->texts()) text += line + "\n";
     log_artifact(Topic::guards, place, text);
   }
   if (!graph_text.empty()) log_artifact(Topic::graph, place, graph_text);
@@ -236,7 +272,8 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   add_record(std::move(r));
 }
 
-EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const Config& config) {
+EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& shared_config) {
+  const Config& config = *shared_config;
   PyCodeObject* code = frame->f_code;
   stage_times().clear();
   CaptureResult result;
@@ -247,7 +284,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     if (!config.backend) options.changing_numbers = &cache.changing_numbers;
     if (pass_enabled("capture.changing_functions")) options.changing_functions = &cache.changing_functions;
     options.floats_change = pass_enabled("capture.changing_floats");
-    options.ints_change = pass_enabled("capture.changing_ints");
+    options.ints_change = options.open_ints = pass_enabled("capture.changing_ints");
     options.constant_numbers = cache.constant_numbers;
     options.item_numbers = !config.backend && pass_enabled("capture.item_numbers");
     options.breaking_items = cache.breaking_items;
@@ -259,6 +296,16 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
                             std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
                               return static_cast<bool>(e->other_branch.graph);
                             }) < kMostBranches;
+    // A backend of fx graphs compiles for the sizes that it is shown. Where sizes decide on the program's way again and
+    // again, each is better taken by itself.
+    constexpr int64_t kMostOpen = 4;
+    const bool open = std::count_if(cache.entries.begin(), cache.entries.end(),
+                                    [](const EntryPtr& e) { return e->sizes != nullptr; }) < kMostOpen;
+    if (!config.backend && open && pass_enabled("capture.open_sizes"))
+      options.open_sizes = config.dynamic.value_or(false) ? capture::CaptureOptions::OpenSizes::All
+                           : config.dynamic               ? capture::CaptureOptions::OpenSizes::None
+                                                          : capture::CaptureOptions::OpenSizes::Some;
+    if (pass_enabled("capture.changing_sizes")) options.changing_sizes = &cache.changing_sizes;
     options.look_through = [&](PyObject* o) { return original_of(o, config); };
     const HandledException handled(tstate);
     result = capture::capture_frame(tstate, frame, options);
@@ -273,8 +320,11 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
           "graph break in a function compiled with fullgraph=True: " + reason_text(result.exit.reason));
   }
   Continuation continuation;
+  const std::shared_ptr<const runtime::SizedProgram> program = sized_program(result, code);
   std::vector<guards::SourcePtr> wanted;
   for (const auto& input : result.inputs) wanted.push_back(input.source);
+  if (program)
+    for (const auto& given : result.open_ints) wanted.push_back(given.source);
   std::vector<capture::RecipePtr> results;
   if (breaks) {
     StageTimer timer("resume");
@@ -296,12 +346,15 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   auto entry = std::make_shared<Entry>(result.guards, wanted);
   entry->globals = py::Ref::borrow(frame->f_func->func_globals);
   entry->num_inputs = result.inputs.size();
+  if (program) entry->num_ints = result.open_ints.size();
+  if (result.sizes)
+    for (const symbolic::Expr& e : result.sizes->outputs()) entry->delivered_sizes.push_back(result.sizes->hint(e));
   entry->leave = std::move(leave);
   entry->continuation = continuation.code;
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
   if (result.traced) entry->effects = effects_of(*result.traced);
   entry->has_assertions = static_cast<bool>(result.failed);
-  compile_graph(result, config, *entry);
+  compile_graph(result, program, shared_config, *entry);
   check_signals();
   tell(code, result, *entry, breaks ? &continuation : nullptr, torch_level.get());
   return entry;
@@ -342,19 +395,16 @@ std::string place_of(PyCodeObject* code) {
   return name_of(code) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";
 }
 
-/// A compile makes many objects that live on: of a program of thousands of operations, a tenth of the time would go
-/// into looking for cycles among them.
-class NoGarbageCollection {
- public:
-  NoGarbageCollection() : was_on_(PyGC_Disable() == 1) {}
-  ~NoGarbageCollection() {
-    if (was_on_) PyGC_Enable();
-  }
-  NoGarbageCollection(const NoGarbageCollection&) = delete;
-
- private:
-  const bool was_on_;
-};
+std::shared_ptr<runtime::CompiledFunction> compile_for(const graph::Graph& traced,
+                                                       const std::vector<at::Tensor>& examples, const Config& config) {
+  // A backward() may call it later, without the GIL.
+  const auto compiler = [config](const graph::Graph& g, const std::string& which) {
+    const pybind11::gil_scoped_acquire gil;  // of the options
+    const OptionScope options(config);
+    return compiler::compile_functional(g, which == "inference");
+  };
+  return compiler::compile_traced(traced, examples, compiler);
+}
 
 EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target, bool late_sizes) {
   const ConfigPtr& config = target.config;
@@ -378,8 +428,14 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
   if (!cache.entries.empty())
-    for (const auto& [source, function] : cache.entries.front()->tree.changes(call_of(code, frame)))
-      (function ? cache.changing_functions : cache.changing_numbers).insert(source->text());
+    for (const auto& change : cache.entries.front()->tree.changes(call_of(code, frame))) {
+      using Kind = guards::GuardTree::Change::Kind;
+      if (change.kind == Kind::Sizes)
+        cache.changing_sizes[change.source->text()] |= change.dims;
+      else
+        (change.kind == Kind::Function ? cache.changing_functions : cache.changing_numbers)
+            .insert(change.source->text());
+    }
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles - cache.late_sizes.made() >= kOwners * limit;
   if (!late_sizes && (all || owner.compiles >= limit)) {
@@ -400,7 +456,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   }
   try {
     const auto start = std::chrono::steady_clock::now();
-    EntryPtr entry = build(tstate, frame, cache, *config);
+    EntryPtr entry = build(tstate, frame, cache, config);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     cache.late_sizes.took(seconds);
     mode().compile_seconds += seconds;

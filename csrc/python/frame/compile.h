@@ -7,6 +7,24 @@ struct _PyInterpreterFrame;
 
 namespace kiln::frame {
 
+/// A compile makes many objects that live on: of a program of thousands of operations, a tenth of the time would go
+/// into looking for cycles among them.
+class NoGarbageCollection {
+ public:
+  NoGarbageCollection() : was_on_(PyGC_Disable() == 1) {}
+  ~NoGarbageCollection() {
+    if (was_on_) PyGC_Enable();
+  }
+  NoGarbageCollection(const NoGarbageCollection&) = delete;
+
+ private:
+  const bool was_on_;
+};
+
+/// What kiln's own compiler makes of a traced graph for inputs like `examples`.
+std::shared_ptr<runtime::CompiledFunction> compile_for(const graph::Graph& traced,
+                                                       const std::vector<at::Tensor>& examples, const Config& config);
+
 /// Make a torch.fx.GraphModule of a torch-level graph, or of a traced one where there is none, for Python backends; set
 /// by the bindings.
 using ToFx = py::Ref (*)(const graph::Graph& graph, const std::vector<py::Ref>& targets);

@@ -87,23 +87,41 @@ bool holds(const Entry::Condition& condition, PyObject* const* values) {
   }
 }
 
+/// The ints that an entry with open sizes is given.
+std::vector<int64_t> ints_of(const Entry& entry, PyObject* const* values) {
+  std::vector<int64_t> ints;
+  for (size_t i = 0; i < entry.num_ints; ++i) ints.push_back(PyLong_AsLongLong(values[entry.num_inputs + i]));
+  return ints;
+}
+
+/// Whether the entry is for the sizes of a call for which its guards hold.
+bool fits(const Entry& entry, PyObject* const* values) {
+  return !entry.sizes || entry.sizes->fits(values, ints_of(entry, values));
+}
+
 /// The graph's outputs for the inputs `values`. Lets go of what the guards fetched once the inputs are held otherwise.
 GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& owned) {
   GraphOutputs out;
-  if (entry.graph) {
+  out.sizes = entry.delivered_sizes;
+  if (entry.graph || entry.sizes) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
     if (holds(entry.eager_condition, values)) throw RunAgain{};
-    if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.num_inputs);
+    const std::vector<int64_t> ints = ints_of(entry, values);
+    if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.first_source());
     owned.clear();
     std::optional<runtime::GeneratorState> generator;
-    if (entry.has_assertions && entry.effects.draws) generator.emplace();
+    if ((entry.has_assertions || entry.sizes) && entry.effects.draws) generator.emplace();
     const bool repeatable = !entry.effects.changes && (generator || !entry.effects.draws);
     Scoped<ConfigPtr> quiet(mode().config, nullptr);  // kernels of operators may be in Python
     try {
-      pybind11::gil_scoped_release no_gil;
-      out.tensors = entry.graph->call(std::move(inputs));
+      if (entry.sizes) {
+        out.tensors = entry.sizes->run(std::move(inputs), ints, &out.sizes);
+      } else {
+        pybind11::gil_scoped_release no_gil;
+        out.tensors = entry.graph->call(std::move(inputs));
+      }
     } catch (const runtime::AssertionFailed& e) {
       if (generator) generator->restore();
       log_artifact(Topic::fallback, "the call is run again in eager", e.what());
@@ -148,12 +166,12 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
 /// Runs graph, recipes and effects; returns the results.
 std::vector<py::Ref> run_region(Entry& entry, PyObject* const* values, guards::Owned& owned) {
   // What the recipes read must stay while other code may run.
-  const size_t sources = entry.tree.num_wanted() - entry.num_inputs;
+  const size_t sources = entry.tree.num_wanted() - entry.first_source();
   std::vector<py::Ref> held;
   held.reserve(sources);
-  for (size_t i = 0; i < sources; ++i) held.push_back(py::Ref::borrow(values[entry.num_inputs + i]));
+  for (size_t i = 0; i < sources; ++i) held.push_back(py::Ref::borrow(values[entry.first_source() + i]));
   const GraphOutputs outputs = run_graph(entry, values, owned);
-  return entry.leave->run(outputs, values + entry.num_inputs);
+  return entry.leave->run(outputs, values + entry.first_source());
 }
 
 /// For a call that differs from an entry of the owner's in sizes alone: what tells its sizes from others. The oldest
@@ -252,7 +270,7 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
     }
     values.assign(entry->tree.num_wanted(), nullptr);
     owned.clear();
-    if (!entry->tree.check(call, values.data(), owned)) {
+    if (!entry->tree.check(call, values.data(), owned) || !fits(*entry, values.data())) {
       const std::string failure = entry->tree.failure(call);
       std::erase(target.cache->entries, entry);
       if (failure == guards::kSharedMemory) {  // as a trace says of tensors of one storage
@@ -359,6 +377,7 @@ EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<
       owned.clear();
       if (entry.globals.get() != call.globals || !entry.tree.check(call, values.data(), owned)) continue;
       if (holds(entry.other_branch, values.data())) continue;
+      if (!fits(entry, values.data())) continue;
       ++entry.hits;
       // The next call most likely takes the same one.
       if (i > 0)

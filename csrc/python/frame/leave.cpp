@@ -152,6 +152,9 @@ void LeaveProgram::make(const Step& s, const GraphOutputs& outputs, PyObject* co
     case Recipe::Kind::Output:
       out = outputs.object(static_cast<size_t>(s.index));
       return;
+    case Recipe::Kind::Size:
+      out = check(PyLong_FromLongLong(outputs.sizes.at(static_cast<size_t>(s.index))));
+      return;
     case Recipe::Kind::Constant:
       out = s.object;
       return;

@@ -11,6 +11,7 @@ namespace kiln::frame {
 struct GraphOutputs {
   std::vector<at::Tensor> tensors;
   std::vector<py::Ref> objects;
+  std::vector<int64_t> sizes;  // what recipes of a Size give
   bool python = false;
   /// The `i`-th output as a Python object: None for an undefined tensor. Throws PythonError or InternalError.
   py::Ref object(size_t i) const;

@@ -11,7 +11,8 @@ ConfigPtr intern_config(Config config) {
   std::erase_if(*known, [](const auto& w) { return w.expired(); });
   for (const auto& w : *known) {
     ConfigPtr c = w.lock();
-    if (c->backend.get() == config.backend.get() && c->fullgraph == config.fullgraph && c->options == config.options)
+    if (c->backend.get() == config.backend.get() && c->fullgraph == config.fullgraph && c->dynamic == config.dynamic &&
+        c->options == config.options)
       return c;
   }
   auto made = std::make_shared<const Config>(std::move(config));

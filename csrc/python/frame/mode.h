@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,7 +16,8 @@ namespace kiln::frame {
 struct Config {
   py::Ref backend;  // null: kiln's own compiler; else backend(gm, example_inputs) -> callable
   bool fullgraph = false;
-  bool alone = false;                          // shared with no other request; its caches go with the callable
+  std::optional<bool> dynamic;  // which sizes are left open: all, those that are marked (none given), or none
+  bool alone = false;           // shared with no other request; its caches go with the callable
   std::map<std::string, OptionValue> options;  // set while this config compiles
 };
 using ConfigPtr = std::shared_ptr<const Config>;

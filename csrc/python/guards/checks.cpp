@@ -39,9 +39,10 @@ TensorFacts tensor_facts(const Guard& guard) {
   f.dim = static_cast<int16_t>(guard.meta.sizes.size());
   f.requires_grad = guard.meta.requires_grad;
   f.is_leaf = guard.is_leaf;
+  f.any_dims = guard.any_dims;
   std::vector<int64_t> all = guard.meta.sizes;
   all.insert(all.end(), guard.meta.strides.begin(), guard.meta.strides.end());
-  f.has_strides = guard.meta.strides.size() == guard.meta.sizes.size();
+  f.has_strides = guard.meta.strides.size() == guard.meta.sizes.size() && !f.any_dims;
   if (f.dim <= 4)
     std::copy(all.begin(), all.end(), f.few.begin());
   else
@@ -61,7 +62,11 @@ bool check_tensor(PyObject* o, const TensorFacts& f) {
     if (static_cast<int16_t>(device.type()) != f.device_type || device.index() != f.device_index) return false;
   }
   const size_t bytes = static_cast<size_t>(f.dim) * sizeof(int64_t);
-  if (f.dim) {
+  if (f.any_dims) {
+    if (impl->layout() != at::kStrided) return false;
+    for (int64_t i = 0; i < f.dim; ++i)
+      if (!(f.any_dims >> i & 1) && impl->sizes()[static_cast<size_t>(i)] != f.sizes_strides()[i]) return false;
+  } else if (f.dim) {
     if (std::memcmp(impl->sizes().data(), f.sizes_strides(), bytes) != 0) return false;
     if (f.has_strides && impl->layout() == at::kStrided &&
         std::memcmp(impl->strides().data(), f.sizes_strides() + f.dim, bytes) != 0)
@@ -85,6 +90,15 @@ std::optional<uint64_t> other_sizes(PyObject* o, const TensorFacts& f) {
   return hash;
 }
 
+uint64_t other_dims(PyObject* o, const TensorFacts& f) {
+  if (!other_sizes(o, f)) return 0;
+  const c10::IntArrayRef sizes = THPVariable_Unpack(o).sizes();
+  uint64_t dims = 0;
+  for (size_t i = 0; i < sizes.size() && i < 64; ++i)
+    if (sizes[i] != f.sizes_strides()[i]) dims |= uint64_t{1} << i;
+  return dims;
+}
+
 std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   const auto differ = [](const std::string& what, const std::string& expected, const std::string& got) {
     return what + ": expected " + expected + ", got " + got;
@@ -98,7 +112,7 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   if (impl->has_symbolic_sizes_strides()) return "its sizes are symbolic";
   if (impl->dim() != f.dim) return differ("rank", std::to_string(f.dim), std::to_string(impl->dim()));
   for (int64_t i = 0; i < f.dim; ++i)
-    if (impl->sizes()[i] != f.sizes_strides()[i])
+    if (!(f.any_dims >> i & 1) && impl->sizes()[i] != f.sizes_strides()[i])
       return differ("size " + std::to_string(i), std::to_string(f.sizes_strides()[i]),
                     std::to_string(impl->sizes()[i]));
   if (impl->layout() == at::kStrided && f.has_strides)

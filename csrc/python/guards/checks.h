@@ -20,6 +20,7 @@ struct TensorFacts {
   bool requires_grad = false;
   bool is_leaf = true;
   bool has_strides = false;
+  uint64_t any_dims = 0;            // as Guard::any_dims
   std::array<int64_t, 8> few = {};  // up to four dimensions
   std::vector<int64_t> many;
   const int64_t* sizes_strides() const { return dim <= 4 ? few.data() : many.data(); }
@@ -30,6 +31,8 @@ TensorFacts tensor_facts(const Guard& guard);
 bool check_tensor(PyObject* o, const TensorFacts& facts);
 /// If `o` is a tensor of these facts but for its sizes and strides: a hash of its own.
 std::optional<uint64_t> other_sizes(PyObject* o, const TensorFacts& facts);
+/// If so: the dimensions in which it has another size, as bits; else 0.
+uint64_t other_dims(PyObject* o, const TensorFacts& facts);
 /// Which fact differs, for the recompile log ("size 0: expected 4, got 5"); empty if none.
 std::string explain_tensor(PyObject* o, const TensorFacts& facts);
 

@@ -88,7 +88,10 @@ std::string Guard::text() const {
       t = "not hasattr(" + s + ", " + v + ")";
       break;
     case Kind::Tensor:
-      t = "tensor(" + s + ": " + tensor_text(meta) + (is_leaf ? "" : ", not a leaf") + ")";
+      t = "tensor(" + s + ": " + tensor_text(meta) + (is_leaf ? "" : ", not a leaf");
+      for (size_t d = 0; d < meta.sizes.size(); ++d)
+        if (any_dims >> d & 1) t += ", any size " + std::to_string(d);
+      t += ")";
       break;
     case Kind::SameObject:
       t = s + " is " + o;

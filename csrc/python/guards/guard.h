@@ -46,6 +46,8 @@ struct Guard {
   static constexpr uint64_t kIdentityAlone = 1;
   graph::TensorMeta meta;
   bool is_leaf = true;
+  /// Tensor: the dimensions that may have any size, as bits. If there are any, strides may be others, too.
+  uint64_t any_dims = 0;
   /// The user's line that observed it, "file:line", or null; printed with the guard and with a recompile.
   std::shared_ptr<const std::string> where;
 

@@ -479,13 +479,16 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
     for (int g : n.checks) {
       if (!value || holds(g, value, nullptr)) continue;
       PyObject* expected = guards_[g].kind == Guard::Kind::Equals ? guards_[g].object.get() : nullptr;
-      if (expected && differ(expected, value)) changed.push_back({n.source, false});
+      if (expected && differ(expected, value)) changed.push_back({Change::Kind::Number, n.source});
       if (expected && PyTuple_CheckExact(expected) && PyTuple_CheckExact(value) && Py_SIZE(expected) == Py_SIZE(value))
         for (Py_ssize_t i = 0; i < Py_SIZE(value); ++i)
           if (differ(PyTuple_GET_ITEM(expected, i), PyTuple_GET_ITEM(value, i)))
-            changed.push_back({list_item(n.source, i), false});
+            changed.push_back({Change::Kind::Number, list_item(n.source, i)});
       if (guards_[g].kind == Guard::Kind::Is && alike(guards_[g].object.get(), value))
-        changed.push_back({n.source, true});
+        changed.push_back({Change::Kind::Function, n.source});
+      if (guards_[g].kind == Guard::Kind::Tensor)
+        if (const uint64_t dims = other_dims(value, facts_[g]))
+          changed.push_back({Change::Kind::Sizes, n.source, dims});
       value = nullptr;  // nothing further may be read through it
     }
     values_[id] = value;

@@ -1,0 +1,289 @@
+#include "aten/sizes.h"
+
+#include <c10/util/generic_math.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "aten/pch.h"
+#include "base/error.h"
+
+namespace kiln::aten {
+
+namespace {
+using symbolic::Expr;
+using Relation = Sizes::Relation;
+
+/// No tensor has more elements in a dimension.
+constexpr int64_t kLargestSize = int64_t{1} << 48;
+/// Larger ints are guarded by value.
+constexpr int64_t kLargestInt = int64_t{1} << 31;
+
+/// An expression, or how one compares with zero, as PyTorch computes with it.
+class SizeNode final : public c10::SymNodeImpl {
+ public:
+  SizeNode(std::shared_ptr<Sizes> sizes, Expr expr) : sizes_(std::move(sizes)), expr_(std::move(expr)) {}
+  SizeNode(std::shared_ptr<Sizes> sizes, Expr difference, Relation relation)
+      : sizes_(std::move(sizes)), expr_(std::move(difference)), is_bool_(true), relation_(relation) {}
+
+  const Expr& expr() const { return expr_; }
+  bool is_int() override { return !is_bool_; }
+  bool is_bool() override { return is_bool_; }
+  bool is_float() override { return false; }
+  bool has_hint() override { return true; }
+  bool is_symbolic() override { return !expr_.is_constant(); }
+  std::string str() override { return symbolic::print(expr_); }
+  std::string _graph_repr() override { return str(); }
+  c10::SymNode clone() override { return c10::SymNode::reclaim_copy(this); }
+  std::optional<int64_t> constant_int() override {
+    return !is_bool_ && expr_.is_constant() ? std::optional(expr_.constant()) : std::nullopt;
+  }
+  std::optional<int64_t> maybe_as_int() override { return constant_int(); }
+  std::optional<bool> constant_bool() override {
+    return is_bool_ && expr_.is_constant() ? std::optional(holds(relation_, expr_.constant())) : std::nullopt;
+  }
+
+  c10::SymNode wrap_int(int64_t n) override { return number(Expr(n)); }
+  c10::SymNode wrap_bool(bool b) override { return truth(Expr(b ? 0 : 1), Relation::Equal); }
+
+  c10::SymNode add(const c10::SymNode& o) override { return number(expr_ + of(o)); }
+  c10::SymNode sub(const c10::SymNode& o) override { return number(expr_ - of(o)); }
+  c10::SymNode mul(const c10::SymNode& o) override { return number(expr_ * of(o)); }
+  c10::SymNode neg() override { return number(Expr(0) - expr_); }
+  c10::SymNode floordiv(const c10::SymNode& o) override {
+    const int64_t d = sizes_->pin(of(o));
+    if (d <= 0) throw Unsupported("a division of a size by what is not positive");
+    return number(symbolic::floordiv(expr_, d));
+  }
+  c10::SymNode int_floordiv(const c10::SymNode& o) override { return floordiv(o); }
+  c10::SymNode mod(const c10::SymNode& o) override {
+    const int64_t d = sizes_->pin(of(o));
+    if (d <= 0) throw Unsupported("the remainder of a size by what is not positive");
+    return number(symbolic::mod(expr_, d));
+  }
+  c10::SymNode sym_min(const c10::SymNode& o) override { return number(symbolic::min(expr_, of(o))); }
+  c10::SymNode sym_max(const c10::SymNode& o) override { return number(symbolic::max(expr_, of(o))); }
+  c10::SymNode eq(const c10::SymNode& o) override { return truth(expr_ - of(o), Relation::Equal); }
+  c10::SymNode ne(const c10::SymNode& o) override { return truth(expr_ - of(o), Relation::NotEqual); }
+  c10::SymNode lt(const c10::SymNode& o) override { return truth(expr_ - of(o), Relation::Less); }
+  c10::SymNode le(const c10::SymNode& o) override { return truth(expr_ - of(o), Relation::LessEqual); }
+  c10::SymNode gt(const c10::SymNode& o) override { return truth(of(o) - expr_, Relation::Less); }
+  c10::SymNode ge(const c10::SymNode& o) override { return truth(of(o) - expr_, Relation::LessEqual); }
+  c10::SymNode sym_not() override { return wrap_bool(!decide()); }
+  c10::SymNode sym_and(const c10::SymNode& o) override { return wrap_bool(decide() && o->guard_bool("", 0)); }
+  c10::SymNode sym_or(const c10::SymNode& o) override { return wrap_bool(decide() || o->guard_bool("", 0)); }
+
+  int64_t guard_int(const char*, int64_t) override { return sizes_->pin(expr_); }
+  int64_t int_() override { return sizes_->pin(expr_); }
+  bool guard_bool(const char*, int64_t) override { return decide(); }
+  bool bool_() override { return decide(); }
+  bool expect_true(const char*, int64_t) override { return decide(); }
+  bool guard_size_oblivious(const char*, int64_t) override { return decide(); }
+  // PyTorch asks so where either answer is right and one is a shortcut.
+  bool guard_or_false(const char*, int64_t) override { return constant_bool().value_or(false); }
+  bool guard_or_true(const char*, int64_t) override { return constant_bool().value_or(true); }
+  bool statically_known_true(const char*, int64_t) override { return constant_bool().value_or(false); }
+
+ private:
+  c10::SymNode number(Expr e) const { return c10::make_intrusive<SizeNode>(sizes_, std::move(e)); }
+  c10::SymNode truth(Expr difference, Relation r) const {
+    return c10::make_intrusive<SizeNode>(sizes_, std::move(difference), r);
+  }
+  static Expr of(const c10::SymNode& o) {
+    if (const Expr* e = Sizes::expr_of(o)) return *e;
+    if (const auto n = o->maybe_as_int()) return Expr(*n);
+    throw Unsupported("arithmetic of a size with another symbolic number");
+  }
+  bool decide() const { return sizes_->decide(expr_, relation_); }
+
+  std::shared_ptr<Sizes> sizes_;
+  Expr expr_;
+  bool is_bool_ = false;
+  Relation relation_ = Relation::Equal;
+};
+}  // namespace
+
+std::optional<int64_t> evaluate(const Expr& e, const std::function<int64_t(size_t)>& leaves) {
+  constexpr __int128 kMost = __int128{1} << 62;
+  const auto fits = [&](__int128 n) { return n < kMost && n > -kMost; };
+  __int128 sum = e.constant();
+  for (const symbolic::Term& term : e.terms()) {
+    const symbolic::AtomNode& atom = *term.atom;
+    __int128 value = 0;
+    if (atom.kind == symbolic::AtomKind::Var) {
+      value = leaves(static_cast<size_t>(atom.id));
+    } else {
+      const bool unary = atom.kind == symbolic::AtomKind::FloorDiv || atom.kind == symbolic::AtomKind::Mod;
+      const auto a = evaluate(atom.a, leaves), b = unary ? std::optional<int64_t>(0) : evaluate(atom.b, leaves);
+      if (!a || !b) return std::nullopt;
+      switch (atom.kind) {
+        case symbolic::AtomKind::FloorDiv:
+          value = c10::div_floor_integer(*a, atom.divisor);
+          break;
+        case symbolic::AtomKind::Mod:
+          value = *a - c10::div_floor_integer(*a, atom.divisor) * atom.divisor;
+          break;
+        case symbolic::AtomKind::Min:
+          value = std::min(*a, *b);
+          break;
+        case symbolic::AtomKind::Max:
+          value = std::max(*a, *b);
+          break;
+        case symbolic::AtomKind::Product:
+          value = static_cast<__int128>(*a) * *b;
+          break;
+        case symbolic::AtomKind::Var:
+          break;
+      }
+    }
+    if (!fits(value) || !fits(value * term.coef)) return std::nullopt;
+    sum += value * term.coef;
+    if (!fits(sum)) return std::nullopt;
+  }
+  return static_cast<int64_t>(sum);
+}
+
+bool holds(Relation relation, int64_t value) {
+  switch (relation) {
+    case Relation::Equal:
+      return value == 0;
+    case Relation::NotEqual:
+      return value != 0;
+    case Relation::Less:
+      return value < 0;
+    case Relation::LessEqual:
+      return value <= 0;
+  }
+  throw InternalError("bad relation");
+}
+
+Expr Sizes::size(graph::Value v, int64_t dim, int64_t hint) {
+  std::vector<int>& ids = leaf_ids_[v];
+  const auto at = static_cast<size_t>(dim);
+  if (ids.size() <= at) ids.resize(at + 1, -1);
+  if (ids[at] < 0) {
+    ids[at] = static_cast<int>(leaves_.size());
+    leaves_.push_back({v, dim, hint});
+  }
+  return Expr::var(ids[at], {0, kLargestSize}, symbolic::VarKind::Size);
+}
+
+Expr Sizes::given(int64_t number, int64_t hint) {
+  leaves_.push_back({{}, number, hint});
+  return Expr::var(static_cast<int>(leaves_.size()) - 1, {-kLargestInt, kLargestInt}, symbolic::VarKind::Size);
+}
+
+int64_t Sizes::add_output(const Expr& e) {
+  const auto it = std::find(outputs_.begin(), outputs_.end(), e);
+  const int64_t number = it - outputs_.begin();
+  if (it == outputs_.end()) outputs_.push_back(e);
+  return number;
+}
+
+int64_t Sizes::hint(const Expr& e) const {
+  const auto value = evaluate(e, [&](size_t leaf) { return leaves_.at(leaf).hint; });
+  KILN_CHECK(value, "a size that is no int of 62 bits");
+  return *value;
+}
+
+bool Sizes::fits(const Expr& e) const {
+  constexpr int64_t kMostFactor = int64_t{1} << 40;  // so that sums and products of a few have no overflow
+  const auto small = [&](int64_t n) { return n < kMostFactor && n > -kMostFactor; };
+  return small(e.constant()) &&
+         std::all_of(e.terms().begin(), e.terms().end(), [&](const symbolic::Term& t) { return small(t.coef); }) &&
+         evaluate(e, [&](size_t leaf) { return leaves_.at(leaf).hint; });
+}
+
+bool Sizes::decide(const Expr& difference, Relation relation) {
+  const bool truth = aten::holds(relation, hint(difference));
+  if (difference.is_constant()) return truth;
+  Expr size = difference;
+  if (!truth) {
+    const bool equality = relation == Relation::Equal || relation == Relation::NotEqual;
+    if (!equality) size = Expr(0) - difference;  // not a < 0: -a <= 0
+    relation = relation == Relation::Equal      ? Relation::NotEqual
+               : relation == Relation::NotEqual ? Relation::Equal
+               : relation == Relation::Less     ? Relation::LessEqual
+                                                : Relation::Less;
+  }
+  const symbolic::Range range = size.range();
+  const bool always = relation == Relation::NotEqual    ? range.lo > 0 || range.hi < 0
+                      : relation == Relation::Less      ? range.hi < 0
+                      : relation == Relation::LessEqual ? range.hi <= 0
+                                                        : false;
+  uint8_t& seen = compared_[size];
+  const auto bit = static_cast<uint8_t>(1u << static_cast<unsigned>(relation));
+  if (always || (seen & bit)) return truth;
+  seen |= bit;
+  Condition c{Condition::Kind::Compare, size, relation, {}, {}, false};
+  conditions_.push_back(std::move(c));
+  return truth;
+}
+
+int64_t Sizes::pin(const Expr& e) {
+  const int64_t value = hint(e);
+  decide(e - Expr(value), Relation::Equal);
+  return value;
+}
+
+void Sizes::note_layout(graph::Value v, const graph::TensorMeta& layout) {
+  if (is_open(v) && layouts_.insert(v).second)
+    conditions_.push_back({Condition::Kind::Layout, {}, {}, v, layout, false});
+}
+
+void Sizes::note_contiguous(graph::Value v, bool contiguous) {
+  if (is_open(v) && contiguous_.insert(v).second)
+    conditions_.push_back({Condition::Kind::Contiguous, {}, {}, v, {}, contiguous});
+}
+
+std::vector<std::string> Sizes::texts() const {
+  const auto name = [](graph::Value v) { return v.node->name + (v.index ? "." + std::to_string(v.index) : ""); };
+  const auto in_words = [&](const Expr& e) {
+    static const std::regex variable("s([0-9]+)");
+    const std::string text = symbolic::print(e);
+    std::string out;
+    auto at = text.begin();
+    for (std::sregex_iterator it(text.begin(), text.end(), variable), end; it != end; ++it) {
+      const Leaf& leaf = leaves_.at(std::stoul((*it)[1].str()));
+      out.append(at, (*it)[0].first);
+      out +=
+          leaf.value ? name(leaf.value) + ".size(" + std::to_string(leaf.dim) + ")" : "int" + std::to_string(leaf.dim);
+      at = (*it)[0].second;
+    }
+    return out.append(at, text.end());
+  };
+  std::vector<std::string> lines;
+  for (const Condition& c : conditions_) {
+    switch (c.kind) {
+      case Condition::Kind::Compare: {
+        const char* const relation = c.relation == Relation::Equal      ? " == 0"
+                                     : c.relation == Relation::NotEqual ? " != 0"
+                                     : c.relation == Relation::Less     ? " < 0"
+                                                                        : " <= 0";
+        lines.push_back(in_words(c.size) + relation);
+        break;
+      }
+      case Condition::Kind::Layout:
+        lines.push_back(name(c.value) + " is " + graph::print(c.layout));
+        break;
+      case Condition::Kind::Contiguous:
+        lines.push_back(std::string(c.contiguous ? "" : "not ") + name(c.value) + ".is_contiguous()");
+        break;
+    }
+  }
+  return lines;
+}
+
+c10::SymInt Sizes::symint(const Expr& e) {
+  if (e.is_constant()) return c10::SymInt(e.constant());
+  return c10::SymInt(c10::SymNode(c10::make_intrusive<SizeNode>(shared_from_this(), e)));
+}
+
+const Expr* Sizes::expr_of(const c10::SymNode& n) {
+  const auto* node = dynamic_cast<const SizeNode*>(n.get());
+  return node ? &node->expr() : nullptr;
+}
+
+const Expr* Sizes::expr_of(const c10::SymInt& n) { return n.is_heap_allocated() ? expr_of(n.toSymNode()) : nullptr; }
+
+}  // namespace kiln::aten

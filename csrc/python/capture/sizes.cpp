@@ -1,0 +1,559 @@
+// Sizes that are left open (kiln.compile(dynamic=True), kiln.mark_dynamic): captured code that asks a tensor for its
+// shape sees kiln._sizes.Size in the place of ints. Arithmetic gives another; a comparison gives a truth and a
+// condition on the sizes for which the graph is right; whatever else wants the number gets it and pins it by a
+// condition. So C code that knows nothing of Size is as good as any: it asks for an index.
+#include "aten/sizes.h"
+
+#include <torch/csrc/Size.h>
+
+#include "aten/convert.h"
+#include "aten/fake.h"
+#include "base/error.h"
+#include "python/capture/callables.h"
+#include "python/capture/eval.h"
+#include "python/capture/machine.h"
+#include "python/cpython/tensor.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using aten::Sizes;
+using symbolic::Expr;
+
+namespace {
+PyTypeObject* size_type = nullptr;
+Machine* capturing = nullptr;  // the capture whose sizes these are; under the GIL
+
+PyObject* node_name() {
+  static PyObject* name = PyUnicode_InternFromString("node");
+  return name;
+}
+
+/// The expression of a Size, or of an int; none for other objects.
+std::optional<Expr> expr_of(PyObject* o) {
+  if (PyLong_Check(o)) {
+    int overflow = 0;
+    const long long n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    constexpr long long kMost = 1LL << 40;
+    if (overflow || n > kMost || n < -kMost) return std::nullopt;
+    return Expr(static_cast<int64_t>(n));
+  }
+  if (Py_TYPE(o) != size_type) return std::nullopt;
+  const py::Ref node = py::Ref::steal(PyObject_GetAttr(o, node_name()));
+  if (!node) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const Expr* e = Sizes::expr_of(pybind11::handle(node.get()).cast<c10::SymNode>());
+  return e ? std::optional(*e) : std::nullopt;
+}
+
+PyObject* make_size(const Expr& e) {
+  Machine& m = *capturing;
+  const c10::SymInt n = m.trace.sizes->symint(e);
+  if (!n.is_heap_allocated()) return PyLong_FromLongLong(n.expect_int());
+  const pybind11::object node = pybind11::cast(n.toSymNode());
+  PyObject* made = size_type->tp_alloc(size_type, 0);
+  if (made && PyObject_SetAttr(made, node_name(), node.ptr()) < 0) Py_CLEAR(made);
+  return made;
+}
+
+/// The number itself, from now on a condition. New reference.
+PyObject* pinned(PyObject* o) {
+  if (Py_TYPE(o) != size_type) return Py_NewRef(o);
+  const std::optional<Expr> e = capturing ? expr_of(o) : std::nullopt;
+  if (!e) {
+    PyErr_SetString(PyExc_RuntimeError, "a size of a program that is no longer captured");
+    return nullptr;
+  }
+  return PyLong_FromLongLong(capturing->trace.sizes->pin(*e));
+}
+
+/// What the ints themselves give.
+PyObject* as_ints(PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*)) {
+  const py::Ref x = py::Ref::steal(pinned(a)), y = x ? py::Ref::steal(pinned(b)) : py::Ref();
+  return y ? f(x.get(), y.get()) : nullptr;
+}
+
+enum class Sign { Add, Sub, Mul, Div, Mod };
+template <Sign sign>
+PyObject* arithmetic(PyObject* a, PyObject* b) {
+  const auto is_int = [](PyObject* o) { return Py_TYPE(o) == size_type || PyLong_Check(o); };
+  if (!is_int(a) || !is_int(b)) {
+    // A float's arithmetic needs the value; a tensor's or a list's is its own.
+    if (!PyFloat_Check(a) && !PyFloat_Check(b)) Py_RETURN_NOTIMPLEMENTED;
+  } else if (const auto x = expr_of(a), y = expr_of(b); capturing && x && y) {
+    std::optional<Expr> result;
+    if constexpr (sign == Sign::Add) result = *x + *y;
+    if constexpr (sign == Sign::Sub) result = *x - *y;
+    if constexpr (sign == Sign::Mul) result = *x * *y;
+    if constexpr (sign == Sign::Div || sign == Sign::Mod) {
+      const int64_t d = capturing->trace.sizes->pin(*y);
+      if (d > 0) result = sign == Sign::Div ? symbolic::floordiv(*x, d) : symbolic::mod(*x, d);
+    }
+    if (result && capturing->trace.sizes->fits(*result)) return make_size(*result);
+  }
+  constexpr auto f = sign == Sign::Add   ? &PyNumber_Add
+                     : sign == Sign::Sub ? &PyNumber_Subtract
+                     : sign == Sign::Mul ? &PyNumber_Multiply
+                     : sign == Sign::Div ? &PyNumber_FloorDivide
+                                         : &PyNumber_Remainder;
+  return as_ints(a, b, f);
+}
+
+/// Arithmetic that needs the values.
+template <PyObject* (*f)(PyObject*, PyObject*)>
+PyObject* with_value(PyObject* a, PyObject* b) {
+  if (!PyNumber_Check(b) || py::is_tensor(b)) Py_RETURN_NOTIMPLEMENTED;
+  return as_ints(a, b, f);
+}
+PyObject* power(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
+
+template <PyObject* (*f)(PyObject*, PyObject*)>
+PyObject* forward(PyObject* self, PyObject* o) {
+  return f(self, o);
+}
+template <PyObject* (*f)(PyObject*, PyObject*)>
+PyObject* reflected(PyObject* self, PyObject* o) {
+  if (py::is_tensor(o)) Py_RETURN_NOTIMPLEMENTED;
+  return f(o, self);
+}
+
+template <int op>
+PyObject* compare(PyObject* self, PyObject* o) {
+  const auto a = expr_of(self), b = expr_of(o);
+  if (!capturing || !a || !b) {
+    if (!PyLong_Check(o) && !PyFloat_Check(o)) Py_RETURN_NOTIMPLEMENTED;
+    const py::Ref n = py::Ref::steal(pinned(self));
+    return n ? PyObject_RichCompare(n.get(), o, op) : nullptr;
+  }
+  Sizes& sizes = *capturing->trace.sizes;
+  const bool swap = op == Py_GT || op == Py_GE;
+  const Expr difference = swap ? *b - *a : *a - *b;
+  const Sizes::Relation relation = op == Py_EQ                  ? Sizes::Relation::Equal
+                                   : op == Py_NE                ? Sizes::Relation::NotEqual
+                                   : op == Py_LT || op == Py_GT ? Sizes::Relation::Less
+                                                                : Sizes::Relation::LessEqual;
+  return PyBool_FromLong(sizes.decide(difference, relation));
+}
+
+PyObject* truth(PyObject* self, PyObject*) {
+  const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
+  return compare<Py_NE>(self, zero.get());
+}
+PyObject* same(PyObject* self, PyObject*) { return Py_NewRef(self); }
+PyObject* value(PyObject* self, PyObject*) { return pinned(self); }
+PyObject* negative(PyObject* self, PyObject*) {
+  const auto e = expr_of(self);
+  return capturing && e ? make_size(Expr(0) - *e)
+                        : as_ints(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
+}
+PyObject* absolute(PyObject* self, PyObject*) {
+  const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
+  const py::Ref below = py::Ref::steal(compare<Py_LT>(self, zero.get()));
+  return !below ? nullptr : below.get() == Py_True ? negative(self, nullptr) : Py_NewRef(self);
+}
+
+/// A method of the number.
+template <const char* const& name>
+PyObject* of_value(PyObject* self, PyObject* args) {
+  const py::Ref n = py::Ref::steal(pinned(self));
+  const py::Ref method = n ? py::Ref::steal(PyObject_GetAttrString(n.get(), name)) : py::Ref();
+  return method ? PyObject_CallObject(method.get(), args) : nullptr;
+}
+#define KILN_OF_VALUE(id)                   \
+  const char* const k_##id = "__" #id "__"; \
+  PyMethodDef m_##id = {k_##id, &of_value<k_##id>, METH_VARARGS, nullptr};
+KILN_OF_VALUE(hash)
+KILN_OF_VALUE(str)
+KILN_OF_VALUE(repr)
+KILN_OF_VALUE(format)
+KILN_OF_VALUE(float)
+KILN_OF_VALUE(invert)
+KILN_OF_VALUE(round)
+KILN_OF_VALUE(reduce_ex)
+#undef KILN_OF_VALUE
+
+#define KILN_BINARY(name, f) \
+  {"__" name "__", &forward<f>, METH_O, nullptr}, { "__r" name "__", &reflected<f>, METH_O, nullptr }
+PyMethodDef methods[] = {
+    KILN_BINARY("add", arithmetic<Sign::Add>),           KILN_BINARY("sub", arithmetic<Sign::Sub>),
+    KILN_BINARY("mul", arithmetic<Sign::Mul>),           KILN_BINARY("floordiv", arithmetic<Sign::Div>),
+    KILN_BINARY("mod", arithmetic<Sign::Mod>),           KILN_BINARY("truediv", with_value<&PyNumber_TrueDivide>),
+    KILN_BINARY("divmod", with_value<&PyNumber_Divmod>), KILN_BINARY("pow", with_value<&power>),
+    KILN_BINARY("and", with_value<&PyNumber_And>),       KILN_BINARY("or", with_value<&PyNumber_Or>),
+    KILN_BINARY("xor", with_value<&PyNumber_Xor>),       KILN_BINARY("lshift", with_value<&PyNumber_Lshift>),
+    KILN_BINARY("rshift", with_value<&PyNumber_Rshift>), {"__eq__", &compare<Py_EQ>, METH_O, nullptr},
+    {"__ne__", &compare<Py_NE>, METH_O, nullptr},        {"__lt__", &compare<Py_LT>, METH_O, nullptr},
+    {"__le__", &compare<Py_LE>, METH_O, nullptr},        {"__gt__", &compare<Py_GT>, METH_O, nullptr},
+    {"__ge__", &compare<Py_GE>, METH_O, nullptr},        {"__bool__", &truth, METH_NOARGS, nullptr},
+    {"__neg__", &negative, METH_NOARGS, nullptr},        {"__pos__", &same, METH_NOARGS, nullptr},
+    {"__abs__", &absolute, METH_NOARGS, nullptr},        {"__index__", &value, METH_NOARGS, nullptr},
+    {"__int__", &value, METH_NOARGS, nullptr},           {"__trunc__", &same, METH_NOARGS, nullptr},
+    {"__floor__", &same, METH_NOARGS, nullptr},          {"__ceil__", &same, METH_NOARGS, nullptr},
+};
+#undef KILN_BINARY
+
+/// isinstance(size, int)
+PyObject* class_of_size(PyObject*, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(&PyLong_Type)); }
+PyGetSetDef class_getter = {"__class__", &class_of_size, nullptr, nullptr, nullptr};
+
+void make_type() {
+  const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
+  size_type = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
+  auto* type = reinterpret_cast<PyObject*>(size_type);
+  const auto add = [&](const char* name, PyObject* made) {
+    const py::Ref descr = py::check(made);
+    if (PyObject_SetAttrString(type, name, descr.get()) < 0) throw py::PythonError{};
+  };
+  for (PyMethodDef& def : methods) add(def.ml_name, PyDescr_NewMethod(size_type, &def));
+  for (PyMethodDef* def : {&m_hash, &m_str, &m_repr, &m_format, &m_float, &m_invert, &m_round, &m_reduce_ex})
+    add(def->ml_name, PyDescr_NewMethod(size_type, def));
+  // By the dictionary: the type has a __class__ of its own, which an assignment would be for.
+  const py::Ref getter = py::check(PyDescr_NewGetSet(size_type, &class_getter));
+  if (PyDict_SetItemString(size_type->tp_dict, "__class__", getter.get()) < 0) throw py::PythonError{};
+  PyType_Modified(size_type);
+}
+
+/// Attributes of tensors, and functions of them that give no tensor, that do not tell sizes.
+bool tells_no_size(std::string_view name) {
+  static const auto* names = new std::unordered_set<std::string_view>{"dtype",
+                                                                      "device",
+                                                                      "requires_grad",
+                                                                      "is_leaf",
+                                                                      "grad_fn",
+                                                                      "ndim",
+                                                                      "layout",
+                                                                      "is_cuda",
+                                                                      "is_cpu",
+                                                                      "is_meta",
+                                                                      "is_mps",
+                                                                      "is_xpu",
+                                                                      "is_sparse",
+                                                                      "is_quantized",
+                                                                      "is_mkldnn",
+                                                                      "is_nested",
+                                                                      "is_complex",
+                                                                      "itemsize",
+                                                                      "element_size",
+                                                                      "dim",
+                                                                      "is_floating_point",
+                                                                      "is_conj",
+                                                                      "is_neg",
+                                                                      "names",
+                                                                      "name",
+                                                                      "get_device",
+                                                                      "_is_view",
+                                                                      "ndimension",
+                                                                      "is_signed",
+                                                                      "is_inference",
+                                                                      "result_type",
+                                                                      "can_cast",
+                                                                      "retains_grad",
+                                                                      "requires_grad_",
+                                                                      "is_sparse_csr",
+                                                                      "data",
+                                                                      "grad",
+                                                                      "volatile",
+                                                                      "output_nr",
+                                                                      "_backward_hooks",
+                                                                      "is_vulkan",
+                                                                      "is_maia",
+                                                                      "is_ipu",
+                                                                      "is_mtia",
+                                                                      "_has_symbolic_sizes_strides",
+                                                                      "is_coalesced",
+                                                                      "promote_types",
+                                                                      "is_tensor",
+                                                                      "get_autocast_dtype",
+                                                                      "__class__",
+                                                                      "to",
+                                                                      "float",
+                                                                      "double",
+                                                                      "half",
+                                                                      "bfloat16",
+                                                                      "long",
+                                                                      "int",
+                                                                      "bool",
+                                                                      "type",
+                                                                      "type_as",
+                                                                      "cpu",
+                                                                      "real",
+                                                                      "detach",
+                                                                      "as_subclass",
+                                                                      "__getattribute__"};
+  return names->contains(name);
+}
+
+/// Functions of PyTorch whose ints are sizes that its bindings take as symbolic ones.
+bool takes_sizes(std::string_view name) {
+  static const auto* names = new std::unordered_set<std::string_view>{
+      "view", "reshape", "expand", "broadcast_to", "zeros", "ones", "empty", "full", "rand", "randn", "randint",
+      "new_zeros", "new_ones", "new_empty", "new_full", "arange", "narrow", "repeat", "tile", "split_with_sizes",
+      "select", "eye", "constant_pad_nd", "pad", "layer_norm", "unflatten", "upsample_nearest1d", "upsample_nearest2d",
+      "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "adaptive_avg_pool2d",
+      "_adaptive_avg_pool2d", "_unsafe_view", "roll", "as_strided", "full_like", "split", "unsafe_split", "topk",
+      "fft_fft", "fft_ifft", "fft_rfft", "fft_irfft",
+      // As numbers (Trace::size_behind).
+      "add", "sub", "mul", "div", "true_divide", "divide", "multiply", "subtract", "rsub", "eq", "ne", "lt", "le", "gt",
+      "ge", "where", "clamp", "clamp_min", "clamp_max", "masked_fill", "masked_fill_", "fill_", "floor_divide",
+      "remainder", "pow", "add_", "sub_", "mul_", "div_", "truediv", "floordiv", "mod", "iadd", "isub", "imul",
+      "itruediv", "getitem", "__pow__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
+      "__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__getitem__"};
+  return names->contains(name);
+}
+
+bool has_size(PyObject* o, int depth = 0) {
+  if (Py_TYPE(o) == size_type) return true;
+  if (PySlice_Check(o)) {
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    return has_size(s->start) || has_size(s->stop) || has_size(s->step);
+  }
+  if (depth > 3 || !(PyTuple_Check(o) || PyList_CheckExact(o))) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
+    if (has_size(PySequence_Fast_GET_ITEM(o, i), depth + 1)) return true;
+  return false;
+}
+
+/// `o` with the numbers in the places of sizes; `o` itself if there are none. New reference.
+PyObject* with_numbers(PyObject* o) {
+  if (Py_TYPE(o) == size_type) return pinned(o);
+  if (!has_size(o)) return Py_NewRef(o);
+  if (PySlice_Check(o)) {
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    const py::Ref start = py::Ref::steal(with_numbers(s->start)), stop = py::Ref::steal(with_numbers(s->stop)),
+                  step = py::Ref::steal(with_numbers(s->step));
+    return start && stop && step ? PySlice_New(start.get(), stop.get(), step.get()) : nullptr;
+  }
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
+  if (PyList_CheckExact(o)) {  // the list itself: it may be written
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* item = with_numbers(PyList_GET_ITEM(o, i));
+      if (!item || PyList_SetItem(o, i, item) < 0) return nullptr;
+    }
+    return Py_NewRef(o);
+  }
+  py::Ref tuple = py::Ref::steal(PyTuple_New(n));
+  for (Py_ssize_t i = 0; tuple && i < n; ++i) {
+    PyObject* item = with_numbers(PySequence_Fast_GET_ITEM(o, i));
+    if (!item) return nullptr;
+    PyTuple_SET_ITEM(tuple.get(), i, item);
+  }
+  if (!tuple || PyTuple_CheckExact(o)) return tuple.release();
+  return PyObject_CallOneArg(reinterpret_cast<PyObject*>(Py_TYPE(o)), tuple.get());  // torch.Size
+}
+
+/// How many slices among an index select, or may select, less than all of a dimension.
+int count_slices(PyObject* index) {
+  if (PySlice_Check(index)) {
+    auto* s = reinterpret_cast<PySliceObject*>(index);
+    return s->start != Py_None || s->stop != Py_None || s->step != Py_None;
+  }
+  int n = 0;
+  for (Py_ssize_t i = 0; PyTuple_Check(index) && i < PyTuple_GET_SIZE(index); ++i)
+    n += PySlice_Check(PyTuple_GET_ITEM(index, i)) ? count_slices(PyTuple_GET_ITEM(index, i)) : 0;
+  return n;
+}
+}  // namespace
+
+void Machine::open_sizes() {
+  if (!size_type) make_type();
+  trace.sizes = std::make_shared<Sizes>();
+  trace.size_behind = [](const at::Tensor& t) -> const Expr* {
+    pybind11::gil_scoped_acquire gil;
+    const py::Ref number = py::Ref::steal(THPVariable_Wrap(t));
+    const py::Ref size = py::Ref::steal(number ? PyObject_GetAttrString(number.get(), "_wrapped_number") : nullptr);
+    const py::Ref node = py::Ref::steal(size ? PyObject_GetAttr(size.get(), node_name()) : nullptr);
+    PyErr_Clear();
+    return node ? Sizes::expr_of(pybind11::handle(node.get()).cast<c10::SymNode>()) : nullptr;
+  };
+  capturing = this;
+}
+
+void Machine::close_sizes() {
+  if (capturing == this) capturing = nullptr;
+}
+
+bool Machine::is_size(PyObject* o) const { return trace.sizes && Py_TYPE(o) == size_type; }
+
+void Machine::refuse_sizes(const char* why) {
+  if (trace.sizes) trace.sizes->refuse(why);
+}
+
+bool Machine::size_among(PyObject* const* args, size_t n) const {
+  for (size_t i = 0; trace.sizes && i < n; ++i)
+    if (args[i] && has_size(args[i])) return true;
+  return false;
+}
+
+bool Machine::takes_open_sizes(const char* name) const { return takes_sizes(name) && !aten::inside_transform(); }
+
+PyObject* Machine::with_values(PyObject* o) { return trace.sizes ? with_numbers(o) : Py_NewRef(o); }
+
+PyObject* Machine::on_values(PyObject* const* args, size_t n,
+                             const std::function<PyObject*(PyObject* const* values)>& f) {
+  std::vector<py::Ref> held;
+  std::vector<PyObject*> values(n + 1);  // one in front for who calls a method
+  for (size_t i = 0; i < n; ++i) {
+    held.push_back(py::Ref::steal(with_numbers(args[i])));
+    if (!held.back()) return nullptr;
+    values[i + 1] = held.back().get();
+  }
+  return f(values.data() + 1);
+}
+
+graph::Value Machine::open_value(PyObject* o) {
+  if (!trace.sizes || !py::is_tensor(o)) return {};
+  const at::Tensor& t = THPVariable_Unpack(o);
+  if (!aten::is_fake(t)) return {};
+  // An existing tensor that is asked for its shape alone becomes an input.
+  const Known* k = find(o);
+  const graph::Value v = k && k->kind == Known::Kind::Tensor && open_dims(*k) ? trace.value_of(t) : trace.find(t);
+  return trace.sizes->is_open(v) ? v : graph::Value();
+}
+
+int64_t Machine::output_of(PyObject* size) {
+  const auto e = expr_of(size);
+  KILN_CHECK(e, "a size without an expression");
+  return trace.sizes->add_output(*e);
+}
+
+bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
+  if (!trace.sizes || !options.open_ints || !options.changing_numbers || !PyLong_CheckExact(o) ||
+      !guards::is_small_int(o))
+    return false;
+  const std::string text = source->text();
+  return options.changing_numbers->contains(text) && (!options.ints_change || options.constant_numbers.contains(text));
+}
+
+PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
+  py::Ref& size = open_ints[source->text()];
+  if (!size) {
+    guard(Guard::Kind::SmallInt, source);
+    const auto number = static_cast<int64_t>(result.open_ints.size());
+    result.open_ints.push_back({source, py::Ref::borrow(o)});
+    size = py::Ref::steal(make_size(trace.sizes->given(number, PyLong_AsLongLong(o))));
+  }
+  return size ? size.new_ref() : nullptr;
+}
+
+int64_t Machine::hint_of(PyObject* size) const {
+  const auto e = expr_of(size);
+  KILN_CHECK(e, "a size without an expression");
+  return trace.sizes->hint(*e);
+}
+
+uint64_t Machine::open_dims(const Known& k) const {
+  if (!trace.sizes || k.kind != Known::Kind::Tensor || is_module_state(*k.source)) return 0;
+  PyObject* o = k.real.get();
+  const at::Tensor& t = THPVariable_Unpack(o);
+  if (Py_TYPE(o) != reinterpret_cast<PyTypeObject*>(names().tensor_type) || t.dim() > 64 || t.layout() != at::kStrided)
+    return 0;
+  const auto marks = [&](const char* name) {
+    uint64_t bits = 0;
+    PyObject** dict = _PyObject_GetDictPtr(o);
+    PyObject* set = dict && *dict ? PyDict_GetItemString(*dict, name) : nullptr;
+    const py::Ref list = py::Ref::steal(set && PyAnySet_Check(set) ? PySequence_List(set) : nullptr);
+    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list.get()); ++i)
+      bits |= uint64_t{1} << PyLong_AsLong(PyList_GET_ITEM(list.get(), i));
+    PyErr_Clear();
+    return bits;
+  };
+  const uint64_t all = t.dim() == 64 ? ~uint64_t{0} : (uint64_t{1} << t.dim()) - 1;
+  uint64_t open = all;
+  if (options.open_sizes == CaptureOptions::OpenSizes::Some) {
+    open = marks("_kiln_dynamic_dims");
+    if (options.changing_sizes && !options.changing_sizes->empty())
+      if (auto it = options.changing_sizes->find(k.source->text()); it != options.changing_sizes->end())
+        open |= it->second;
+  }
+  return open & ~marks("_kiln_static_dims") & all;
+}
+
+PyObject* Machine::open_shape(PyObject* tensor, graph::Value v) {
+  const at::Tensor& t = THPVariable_Unpack(tensor);
+  py::Ref sizes = py::Ref::steal(PyTuple_New(t.dim()));
+  for (int64_t d = 0; sizes && d < t.dim(); ++d) {
+    PyObject* size = make_size(trace.sizes->size(v, d, t.size(d)));
+    if (!size) return nullptr;
+    PyTuple_SET_ITEM(sizes.get(), d, size);
+  }
+  return sizes ? PyObject_CallOneArg(names().size_type, sizes.get()) : nullptr;
+}
+
+PyObject* Machine::open_length(PyObject* o) {
+  const graph::Value v = aten::inside_transform() ? graph::Value() : open_value(o);
+  if (!v || THPVariable_Unpack(o).dim() == 0) return nullptr;
+  return make_size(trace.sizes->size(v, 0, THPVariable_Unpack(o).size(0)));
+}
+
+PyObject* Machine::ask_size(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames) {
+  if (!trace.sizes || n == 0 || aten::inside_transform()) return nullptr;
+  const graph::Value v = open_value(args[0]);
+  if (!v) return nullptr;
+  std::string_view name = name_of(target);
+  if (name == "getattr" && n == 2 && PyUnicode_Check(args[1])) name = PyUnicode_AsUTF8(args[1]);
+  const at::Tensor& t = THPVariable_Unpack(args[0]);
+  if (name == "shape" || (name == "size" && n == 1 && !kwnames)) return open_shape(args[0], v);
+  if (name == "size") {
+    if (n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0) != 2) return nullptr;
+    const py::Ref index = py::Ref::steal(PyNumber_Index(args[1]));
+    if (!index) {
+      PyErr_Clear();
+      return nullptr;
+    }
+    int64_t d = PyLong_AsLongLong(index.get());
+    if (d < -t.dim() || d >= t.dim()) return nullptr;  // eager's error
+    if (d < 0) d += t.dim();
+    return make_size(trace.sizes->size(v, d, t.size(d)));
+  }
+  if ((name == "numel" || name == "nelement") && n == 1) {
+    Expr product(1);
+    for (int64_t d = 0; d < t.dim(); ++d) product = product * trace.sizes->size(v, d, t.size(d));
+    return make_size(product);
+  }
+  if (name == "is_contiguous" && n == 1 && !kwnames) {
+    trace.sizes->note_contiguous(v, t.is_contiguous());
+    return PyBool_FromLong(t.is_contiguous());
+  }
+  return nullptr;
+}
+
+void Machine::note_sizes_told(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* r,
+                              int64_t nodes_before) {
+  if (!trace.sizes) return;
+  std::string_view name = name_of(target);
+  if (name == "getattr" && n == 2 && PyUnicode_Check(args[1])) name = PyUnicode_AsUTF8(args[1]);
+  const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  // A tensor that comes without a call is the receiver: contiguous(), and conversions to what it is.
+  bool told = !(r && trace.num_nodes != nodes_before) && !tells_no_size(name);
+  if (told && r && name == "contiguous" && all == 1) {
+    if (const graph::Value v = open_value(args[0])) trace.sizes->note_contiguous(v, true);
+    told = false;
+  }
+  // PyTorch's bindings leave out a slice that selects all.
+  if (r && name == "getitem" && n == 2) {
+    static const graph::Op slice("aten::slice.Tensor");
+    int left = count_slices(args[1]);
+    int64_t fresh = trace.num_nodes - nodes_before;
+    const auto& nodes = trace.graph().nodes();
+    for (auto it = nodes.rbegin(); it != nodes.rend() && fresh > 0; ++it, --fresh) left -= (*it)->op == slice;
+    told = left > 0;
+  }
+  if (!told) return;
+  const std::function<void(PyObject*, int)> note = [&](PyObject* o, int depth) {
+    if (const graph::Value v = open_value(o)) {
+      trace.sizes->note_layout(v, aten::meta_of(THPVariable_Unpack(o)));
+    } else if (depth < 3 && (PyTuple_Check(o) || PyList_CheckExact(o))) {
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i) note(PySequence_Fast_GET_ITEM(o, i), depth + 1);
+    }
+  };
+  PyObject *type, *error, *traceback;
+  PyErr_Fetch(&type, &error, &traceback);
+  for (size_t i = 0; i < all; ++i) note(args[i], 0);
+  for (size_t i = 0; !r && i < all; ++i) py::Ref::steal(with_numbers(args[i]));
+  PyErr_Clear();
+  PyErr_Restore(type, error, traceback);
+}
+
+}  // namespace kiln::capture

@@ -1,0 +1,143 @@
+#include "python/frame/sized_entry.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "base/timer.h"
+#include "compiler/compile.h"
+#include "python/cpython/tensor.h"
+#include "python/frame/compile.h"
+#include "python/frame/turn.h"
+#include "python/pch.h"
+
+namespace kiln::frame {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+/// Combinations of sizes that are remembered.
+constexpr size_t kMostVariants = 4096;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+}  // namespace
+
+size_t SizedEntry::Hash::operator()(const Key& key) const {
+  size_t h = key.size();
+  for (int64_t n : key) hash_combine(h, n);
+  return h;
+}
+
+template <class Get>
+std::shared_ptr<SizedEntry::Variant> SizedEntry::find(const Ints& ints, Get&& get) {
+  key_ = ints;
+  for (size_t i : open_) {
+    const at::Tensor t = get(i);
+    key_.insert(key_.end(), t.sizes().begin(), t.sizes().end());
+    key_.insert(key_.end(), t.strides().begin(), t.strides().end());
+    key_.push_back(t.storage_offset());
+  }
+  ++calls_;
+  if (!last_ || key_ != last_key_) {
+    if (variants_.size() >= kMostVariants && !variants_.contains(key_))
+      std::erase_if(variants_, [](const auto& v) { return !v.second->graph; });
+    const auto [it, fresh] = variants_.try_emplace(key_);
+    last_key_ = key_;
+    last_ = it->second;
+    if (fresh) {
+      const auto made = it->second = last_ = std::make_shared<Variant>();
+      std::vector<at::Tensor> tensors;
+      for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(get(i));
+      // What has been written cannot be taken back, so all is asked before.
+      made->fits = program_->may_fit(tensors, ints) && (!writes_ || program_->fits(tensors, ints));
+      return made;
+    }
+  }
+  last_->used = calls_;
+  return last_;
+}
+
+bool SizedEntry::fits(PyObject* const* inputs, const Ints& ints) {
+  return find(ints, [&](size_t i) { return py::graph_input(inputs[i]); })->fits;
+}
+
+void SizedEntry::add_captured(const std::vector<at::Tensor>& inputs, const Ints& ints, Ints sizes,
+                              std::shared_ptr<runtime::CompiledFunction> graph, double seconds) {
+  const auto captured = find(ints, [&](size_t i) { return inputs[i]; });
+  captured->graph = std::move(graph);
+  captured->sizes = std::move(sizes);
+  captured->fits = true;
+  compile_seconds_ = seconds;
+}
+
+size_t SizedEntry::num_compiled() const {
+  return static_cast<size_t>(
+      std::count_if(variants_.begin(), variants_.end(), [](const auto& v) { return v.second->graph != nullptr; }));
+}
+
+bool SizedEntry::pays(const Variant& v) const {
+  if (v.refused || mode().run_only || options().size_limit <= 0) return false;
+  const bool few = static_cast<int64_t>(num_compiled()) < options().recompile_limit;
+  return few ? v.calls > 0 : v.seconds > compile_seconds_;
+}
+
+void SizedEntry::compile(Variant& v, const std::vector<at::Tensor>& inputs, const Ints& ints) {
+  const CompileTurn turn;
+  if (!turn || v.graph) return;
+  const NoGarbageCollection no_collection;
+  Scoped<ConfigPtr> quiet(mode().config, nullptr);
+  const OptionScope scope(*config_);
+  stage_times().clear();
+  const auto start = Clock::now();
+  try {
+    std::shared_ptr<graph::Graph> traced;
+    {
+      StageTimer timer("trace");
+      traced = program_->trace_at(inputs, ints, &v.sizes);
+    }
+    v.graph = compile_for(*traced, inputs, *config_);
+  } catch (const runtime::SizesDiffer&) {
+    throw;
+  } catch (const std::exception& e) {
+    v.refused = true;
+    log_artifact(Topic::recompiles, "sizes that keep coming cannot be compiled", e.what());
+    return;
+  }
+  compile_seconds_ = since(start);
+  mode().compile_seconds += compile_seconds_;
+  log_stage_times("sizes that keep coming");
+  if (num_compiled() <= static_cast<size_t>(options().size_limit) + 1) return;
+  Variant* oldest = nullptr;
+  for (auto& [key, other] : variants_)
+    if (other->graph && other.get() != &v && (!oldest || other->used < oldest->used)) oldest = other.get();
+  if (oldest) oldest->graph = nullptr;
+}
+
+std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) {
+  const std::shared_ptr<Variant> v = find(ints, [&](size_t i) { return inputs[i]; });
+  try {
+    if (!v->graph && pays(*v)) compile(*v, inputs, ints);
+    if (const auto graph = v->graph) {
+      *sizes = v->sizes;
+      pybind11::gil_scoped_release no_gil;
+      return graph->call(std::move(inputs));
+    }
+    const auto start = Clock::now();
+    std::vector<at::Tensor> outputs;
+    {
+      pybind11::gil_scoped_release no_gil;
+      outputs = program_->run(std::move(inputs), ints, sizes);
+    }
+    v->seconds += since(start);
+    ++v->calls;
+    return outputs;
+  } catch (const runtime::SizesDiffer&) {
+    v->fits = false;
+    throw;
+  }
+}
+
+}  // namespace kiln::frame

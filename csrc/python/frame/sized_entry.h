@@ -1,0 +1,70 @@
+#pragma once
+#include <Python.h>
+
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "python/frame/mode.h"
+#include "runtime/compiled_graph.h"
+#include "runtime/sized_program.h"
+
+namespace kiln::frame {
+
+/// What one captured graph whose sizes are left open has for each combination of sizes that came up. New ones run
+/// operator by operator, without Python. Those that come again are compiled: at once as long as few are
+/// (recompile_limit), then once they have spent the time of a compile, for which see LateSizes. Needs the GIL.
+class SizedEntry {
+ public:
+  /// `open`: the graph's inputs with open sizes. `writes`: running the graph changes more than its outputs.
+  SizedEntry(std::shared_ptr<const runtime::SizedProgram> program, std::vector<size_t> open, bool writes,
+             ConfigPtr config)
+      : program_(std::move(program)), open_(std::move(open)), writes_(writes), config_(std::move(config)) {}
+
+  using Ints = runtime::SizedProgram::Ints;
+  /// Whether the captured graph is for the sizes of a call with these graph inputs and ints, as far as is known.
+  bool fits(PyObject* const* inputs, const Ints& ints);
+  /// The sizes of the captured call are compiled already; it took so long.
+  void add_captured(const std::vector<at::Tensor>& inputs, const Ints& ints, Ints sizes,
+                    std::shared_ptr<runtime::CompiledFunction> graph, double seconds);
+  /// Runs what there is for the sizes of `inputs`; `sizes`: gets those that the program delivers. Throws SizesDiffer,
+  /// with nothing changed, if the program goes another way for them after all; fits() knows then.
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes);
+
+  size_t num_variants() const { return variants_.size(); }
+  size_t num_compiled() const;
+
+ private:
+  /// One combination of sizes.
+  struct Variant {
+    std::shared_ptr<runtime::CompiledFunction> graph;  // null: not compiled
+    Ints sizes;                                        // what a compiled call delivers
+    bool fits = true;                                  // false: the program goes another way for these sizes
+    bool refused = false;                              // compiling failed; not tried again
+    int64_t calls = 0;                                 // that were not compiled, and
+    double seconds = 0;                                // what they took
+    uint64_t used = 0;
+  };
+  using Key = std::vector<int64_t>;
+  struct Hash {
+    size_t operator()(const Key& key) const;
+  };
+  /// The variant of the inputs that `get` gives by position.
+  template <class Get>
+  std::shared_ptr<Variant> find(const Ints& ints, Get&& get);
+  bool pays(const Variant& v) const;
+  void compile(Variant& v, const std::vector<at::Tensor>& inputs, const Ints& ints);
+
+  std::shared_ptr<const runtime::SizedProgram> program_;
+  std::vector<size_t> open_;
+  bool writes_;
+  ConfigPtr config_;
+  std::unordered_map<Key, std::shared_ptr<Variant>, Hash> variants_;
+  Key key_, last_key_;             // of the call at hand; of the one before
+  std::shared_ptr<Variant> last_;  // what that one found
+  uint64_t calls_ = 0;
+  double compile_seconds_ = 0;
+};
+
+}  // namespace kiln::frame

@@ -1,0 +1,86 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "aten/sizes.h"
+#include "graph/graph.h"
+#include "runtime/call_template.h"
+
+namespace kiln::runtime {
+
+/// The traced call's conditions do not hold for the sizes of another.
+struct SizesDiffer : std::exception {
+  const char* what() const noexcept override { return "these sizes take the program another way"; }
+};
+
+/// A traced graph whose sizes were left open (aten::Sizes), run call by call as eager would, above autograd and without
+/// Python: what a call of sizes that nothing is compiled for is done by. Immutable; thread-safe.
+class SizedProgram {
+ public:
+  /// Null, with `*why` set, if other sizes cannot be run: calls that the dispatcher does not know, tensors whose sizes
+  /// change in place, sizes of what is no longer in the graph.
+  static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes,
+                                                  std::string* why);
+  size_t num_inputs() const { return graph_->inputs().size(); }
+  /// What the program is given beside the graph's inputs: the ints of leaves without a value.
+  using Ints = std::vector<int64_t>;
+  /// The graph's outputs; `sizes`: gets those of Sizes::outputs(). Throws SizesDiffer as soon as a condition fails:
+  /// inputs may be written to by then.
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const;
+  /// Whether the conditions on the inputs alone hold. Cheap.
+  bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
+  /// Whether all conditions hold for inputs like `inputs`, which are not touched.
+  bool fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
+  /// The graph as a trace at inputs like `inputs` gives it. Throws SizesDiffer.
+  std::shared_ptr<graph::Graph> trace_at(const std::vector<at::Tensor>& inputs, const Ints& ints, Ints* sizes) const;
+
+ private:
+  struct SizeArg {
+    size_t arg;
+    int64_t item;
+    symbolic::Expr size;
+  };
+  struct LeafAt {
+    Slot slot;
+    int64_t dim;
+    int leaf;
+  };
+  struct Check {
+    const aten::Sizes::Condition* condition;
+    Slot slot;  // of a Layout or Contiguous one
+  };
+  struct Step {
+    const graph::Node* node = nullptr;  // null: before the first
+    std::optional<CallTemplate> call;
+    at::Tensor constant;  // of a kiln::tensor_constant
+    std::vector<SizeArg> sizes;
+    std::vector<Slot> results, frees;
+    std::vector<LeafAt> leaves;
+    std::vector<Check> checks;
+  };
+  /// What who traces a run has a say in.
+  struct Tracing {
+    std::function<void(const graph::Node&)> before;
+    std::function<at::Tensor(const at::Tensor&)> constant;
+  };
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes,
+                              const Tracing* tracing) const;
+  /// Values of leaves, those of ints filled in.
+  std::vector<int64_t> first_leaves(const Ints& ints) const;
+  int64_t value(const symbolic::Expr& e, const std::vector<int64_t>& leaves) const;
+  /// Notes the sizes that are known after `step` and asks the conditions on them. False if one does not hold.
+  bool check(const Step& step, const std::vector<at::Tensor>& tensors, std::vector<int64_t>& leaves) const;
+
+  std::shared_ptr<const graph::Graph> graph_;
+  std::vector<aten::Sizes::Condition> conditions_;
+  std::vector<symbolic::Expr> sizes_;            // delivered
+  std::vector<std::pair<size_t, size_t>> ints_;  // leaf, number of the int
+  size_t num_leaves_ = 0, num_slots_ = 0;
+  std::vector<Step> steps_;
+  std::vector<Slot> outputs_;
+  bool autocast_ = false;
+};
+
+}  // namespace kiln::runtime

@@ -1,0 +1,11 @@
+"""Sizes of tensors that a captured graph leaves open."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Size(torch.SymInt):
+    """Stands for an int: a size that may differ from call to call, or what is computed of such. PyTorch's bindings take it
+    where they take ints; its methods are in csrc/python/capture/sizes.cpp. What needs its value gets it, and the graph is
+    for that value alone from then on."""

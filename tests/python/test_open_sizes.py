@@ -1,0 +1,421 @@
+"""Sizes that are left open: one capture for many, by kiln.compile(dynamic=True), kiln.mark_dynamic, or since a second
+call had others."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kiln
+from kiln.testing import CompileCounter, assert_same
+
+SIZES = (8, 7, 12, 4, 3, 9, 5)
+
+
+def rows(n):
+    return (torch.randn(n, 6),)
+
+
+def check(f, sizes=SIZES, make=rows, entries=1, **options):
+    """Compiled with open sizes equals eager for each size, twice; and is captured so many times."""
+    compiled = kiln.compile(f, **{"dynamic": True, **options})
+    for n in sizes:
+        arguments = make(n)
+        expected = f(*copy.deepcopy(arguments))
+        for _ in range(3):
+            assert_same(compiled(*copy.deepcopy(arguments)), expected)
+    if entries is not None:
+        assert len(compiled._entries) == entries
+    return compiled
+
+
+def test_one_capture_serves_all_sizes():
+    compiled = check(lambda x: (x * 2).relu().sum(0))
+    assert compiled._entries[0]["sizes"] == len(SIZES)
+
+
+def test_sizes_that_come_again_are_compiled():
+    compiled = kiln.compile(lambda x: (x * 2).tanh().sum(0), dynamic=True)
+    for n in SIZES:
+        compiled(*rows(n))
+    assert compiled._entries[0]["compiled_sizes"] == 1
+    for _ in range(2):
+        compiled(*rows(7))
+    assert compiled._entries[0]["compiled_sizes"] == 2
+
+
+def test_no_more_sizes_are_compiled_than_the_limit_says():
+    with kiln.config.patch(recompile_limit=100, size_limit=3):
+        compiled = check(lambda x: (x * 2).tanh().sum(0), sizes=range(2, 14))
+    assert compiled._entries[0]["compiled_sizes"] <= 4
+    with kiln.config.patch(size_limit=0):
+        compiled = check(lambda x: (x * 3).tanh().sum(0))
+    assert compiled._entries[0]["compiled_sizes"] == 1
+
+
+def test_other_sizes_open_them():
+    """Without `dynamic`: the second call's sizes are captured as open ones."""
+    compiled = check(lambda x: x.view(x.shape[0] * 2, 3).t() + torch.arange(x.shape[0] * 2), dynamic=None, entries=2)
+    assert [e["sizes"] for e in compiled._entries if e["id"] == 1] == [len(SIZES) - 1]
+
+
+def test_closed_sizes_are_captured_one_by_one():
+    check(lambda x: x.view(x.shape[0] * 2, 3) + 1, dynamic=False, entries=len(SIZES))
+
+
+def test_marked_dimensions():
+    def marked(n):
+        x = torch.randn(n, 6)
+        kiln.mark_dynamic(x, 0)
+        return (x,)
+
+    check(lambda x: x.reshape(-1, x.shape[0]).cos(), make=marked, dynamic=None)
+
+    def fixed(n):
+        x = torch.randn(n, 6)
+        kiln.mark_static(x)
+        return (x,)
+
+    check(lambda x: x.reshape(-1, x.shape[0]).sin(), make=fixed, entries=len(SIZES))
+
+
+def test_arithmetic_of_sizes():
+    def f(x):
+        n = x.shape[0]
+        m = (3 * n + 1) // 2 - n % 3
+        return x.repeat(2, 1)[: n + 1], torch.zeros(m, n), torch.full((2 * n - 1,), n), x.new_ones(abs(2 - n), n)
+
+    check(f)
+
+
+def test_python_sees_an_int():
+    def f(x):
+        n = x.shape[0]
+        return x + 1, isinstance(n, int), type(n) is int, bool(n), max(n, 3) > 2, int(n) == n, n != "a", n is None
+
+    check(f)
+
+
+def test_what_needs_the_number_gets_it():
+    def f(x):
+        n = x.shape[0]
+        return x * math.sqrt(n), f"{n} rows, {n:3d}", {n: "a"}[n], n**0.5, n / 3, 2**n, [0] * n, hash(n), -n
+
+    check(f, entries=None)
+
+
+def test_branches_on_sizes():
+    def f(x):
+        if x.shape[0] > 5 and x.size(-1) == 6:
+            return x + 1
+        return x - 1
+
+    check(f, entries=2)
+    check(lambda x: x + 1 if x.shape[0] % 2 else x.cos(), entries=2)
+    check(lambda x: x + (1 if x.shape == (7, 6) else 2), entries=2)
+
+
+def test_slices_and_items():
+    def f(x):
+        n = x.shape[0]
+        return x[: n - 1], x[1:], x[:2], x[-2:, :3], x[n - 2], x[:, None, : x.shape[1]], x[0], x[::2]
+
+    check(f)
+    check(lambda x: x[..., x.shape[0] % 2], entries=2)
+
+
+def test_a_slice_that_selects_all_of_one_size():
+    check(lambda x: x[:5] * 2, sizes=(4, 5, 6, 9, 3), entries=None)
+    check(lambda x: x[:5] * 2, sizes=(9, 6, 5, 4, 3), entries=None)
+
+
+def test_numbers_of_results_depend_on_sizes():
+    check(lambda x: [t * 2 for t in x.chunk(3)], entries=None)
+    check(lambda x: torch.stack([row * i for i, row in enumerate(x)]), entries=None)
+    check(lambda x: [t.sum() for t in x.split(4)], entries=None)
+
+
+def test_sizes_as_numbers_of_operators():
+    def f(x):
+        n = x.shape[0]
+        mean = x.sum(0) / n
+        return (
+            mean,
+            x * n,
+            n * x,
+            n + x,
+            x - n,
+            n - x,
+            n / x,
+            x.abs() ** n,
+            torch.where(x > 0, x, n),
+            x.masked_fill(x > 0, n),
+            x < n,
+        )
+
+    check(f)
+    check(lambda x: (x.shape[0] * x, x + x.shape[0], x / x.shape[0]), make=lambda n: (torch.arange(n),))
+
+
+def test_sizes_of_what_is_computed():
+    def f(x, mask):
+        y = F.pad(x, (0, 0, 0, (-x.shape[0]) % 4))
+        blocks = y.view(y.shape[0] // 4, 4, -1)
+        return blocks.mean(1), torch.cat([x, x])[: x.shape[0] + 1], y.numel(), y.size(), len(y)
+
+    check(f, make=lambda n: (torch.randn(n, 6), torch.ones(n)))
+
+
+def test_broadcasting_decides_by_itself():
+    check(lambda x, y: (x + y, x @ y.t()), sizes=(4, 1, 7, 0), make=lambda n: (torch.randn(n, 6), torch.randn(1, 6)))
+    check(lambda x, y: x + y, sizes=(4, 1, 7), make=lambda n: (torch.randn(n, 6), torch.randn(4 if n == 4 else 1, 6)))
+
+
+def test_sizes_that_do_not_go_together_raise_what_eager_raises():
+    compiled = kiln.compile(lambda x, y: x + y, dynamic=True)
+    compiled(torch.ones(3, 4), torch.ones(3, 4))
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        compiled(torch.ones(5, 4), torch.ones(3, 4))
+    assert_same(compiled(torch.ones(5, 4), torch.ones(5, 4)), torch.full((5, 4), 2.0))
+
+
+def test_layouts():
+    def f(x):
+        if x.is_contiguous():
+            return x.view(-1) + 1
+        return x.reshape(-1) - 1
+
+    check(f, make=lambda n: (torch.randn(n, 6) if n % 2 else torch.randn(6, n).t(),), entries=2)
+    check(lambda x: x + x.stride(0), entries=None)
+    check(lambda x: x.sum(0), make=lambda n: (torch.randn(1, 6).expand(n, 6),))
+
+
+def test_a_loop_over_rows():
+    def f(x):
+        total = x.new_zeros(6)
+        for i in range(x.shape[0]):
+            total = total + x[i] * i
+        return total
+
+    check(f, entries=None)
+
+
+def test_sizes_that_leave():
+    check(lambda x: (x + 1, x.shape, x.shape[0], (2 * x.shape[0], x.numel())))
+
+    class Holder:
+        pass
+
+    holder = Holder()
+
+    def f(x):
+        holder.rows = x.shape[0]
+        return x + 1
+
+    compiled = kiln.compile(f, dynamic=True)
+    for n in SIZES:
+        compiled(*rows(n))
+        assert holder.rows == n and type(holder.rows) is int
+    assert len(compiled._entries) == 1
+
+
+def test_sizes_over_a_graph_break():
+    def f(x):
+        b, n = x.shape
+        y = x.cos()
+        kiln.graph_break()
+        return y.view(n, b) + b
+
+    check(f)
+
+
+def test_ints_that_decide_on_shapes():
+    def f(x, start, count):
+        return x[start : start + count] * 2, torch.arange(start, start + count)
+
+    compiled = check(f, sizes=range(7), make=lambda n: (torch.arange(20.0), n, n + 3), dynamic=None, entries=None)
+    assert len(compiled._entries) <= 3
+
+
+def test_ints_are_told_apart_if_nothing_is_left_open():
+    def f(x, k):
+        return torch.topk(x, k).values
+
+    check(f, sizes=(2, 4, 3), make=lambda n: (torch.arange(20.0), n), dynamic=None, entries=None)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.drop = torch.nn.Dropout(0.5)
+        self.last = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.drop(F.gelu(self.norm(self.first(x)))))
+
+
+def test_training():
+    torch.manual_seed(0)
+    eager = Net()
+    net = copy.deepcopy(eager)
+    compiled = kiln.compile(net, dynamic=True)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (eager, net)]
+    for step, n in enumerate(SIZES * 3):
+        x = torch.randn(n, 6)
+        results = []
+        for model, optimizer in zip((eager, compiled), optimizers, strict=True):
+            torch.manual_seed(step)
+            leaf = x.clone().requires_grad_()
+            optimizer.zero_grad()
+            loss = model(leaf).square().mean()
+            loss.backward()
+            optimizer.step()
+            results.append((loss.detach(), leaf.grad))
+        assert_same(*results)
+    assert_same(dict(net.state_dict()), dict(eager.state_dict()))
+
+
+def test_writes_happen_once():
+    """What a call has written before a condition fails cannot be taken back: it is asked before."""
+
+    def f(x, log):
+        x.add_(1)
+        y = x[x.shape[0] // 2 :]
+        if y.shape[0] > 3:
+            log.mul_(2)
+        return y * 2
+
+    compiled = kiln.compile(f, dynamic=True)
+    for n in SIZES * 2:
+        x = torch.randn(n, 6)
+        results = []
+        for g in (f, compiled):
+            own, log = x.clone(), torch.ones(3)
+            results.append((g(own, log), own, log))
+        assert_same(*results)
+    assert len(compiled._entries) == 2
+
+
+def test_random_numbers_are_drawn_once():
+    def f(x):
+        y = F.dropout(x, 0.5)
+        z = y[x.shape[0] // 2 :]
+        return z + 1 if z.shape[0] > 3 else z - 1
+
+    compiled = kiln.compile(f, dynamic=True)
+    for n in SIZES * 2:
+        x = torch.randn(n, 6)
+        results = []
+        for g in (f, compiled):
+            torch.manual_seed(n)
+            results.append((g(x), torch.rand(2)))
+        assert_same(*results)
+
+
+def test_constants_and_factories():
+    def f(x):
+        table = torch.tensor([1.0, 2.0, 3.0])
+        table[0] = 5
+        mask = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).tril()
+        return x[:, :3] * table, mask, torch.eye(x.shape[0]), torch.linspace(0, 1, x.shape[0])
+
+    check(f, entries=None)
+
+
+def test_transforms_keep_to_one_size():
+    check(lambda x: torch.vmap(lambda row: row.sum() / row.shape[0] * x.shape[0])(x), entries=None)
+    with torch.device("cpu"):
+        check(lambda x: torch.zeros(x.shape[0]) + x.shape[0], entries=None)
+
+
+def test_changes_in_place_of_sizes():
+    def f(x):
+        y = x.clone()
+        y.t_()
+        return y + y.shape[0]
+
+    check(f, entries=None)
+
+
+def test_autocast():
+    def f(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ w, (x @ w).float().sum(0) / x.shape[0]
+
+    check(f, make=lambda n: (torch.randn(n, 6), torch.randn(6, 6)))
+
+
+def test_backends_get_the_sizes_of_the_call():
+    counter = CompileCounter()
+    check(lambda x: x.view(-1) + 1, sizes=(3, 4), backend=counter, entries=2)
+    assert counter.frame_count == 2
+
+
+def test_open_sizes_can_be_switched_off():
+    with kiln.config.patch(disable_passes="capture.open_sizes"):
+        check(lambda x: x.view(-1) * 3, entries=len(SIZES))
+    with kiln.config.patch(disable_passes="capture.changing_sizes"):
+        check(lambda x: x.view(-1) * 4, dynamic=None, entries=len(SIZES))
+
+
+def test_conditions_are_printed(capfd):
+    kiln.set_logs("guards")
+    try:
+        check(lambda x: x + 1 if x.shape[0] > 5 else x - 1, sizes=(8,))
+    finally:
+        kiln.set_logs("")
+    text = capfd.readouterr().err
+    assert "any size 0" in text
+    assert "-l_x_.size(0) + 5 < 0" in text
+
+
+def test_generation():
+    """Each token's call has sizes of its own."""
+    import transformers as T
+
+    config = T.GPT2Config(
+        n_layer=2, n_embd=32, n_head=4, vocab_size=99, n_positions=64, bos_token_id=0, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    model = T.GPT2LMHeadModel(config).eval()
+    prompt = torch.randint(0, 99, (2, 5))
+
+    def generate():
+        return model.generate(prompt, max_new_tokens=30, do_sample=False, attention_mask=torch.ones_like(prompt))
+
+    expected = generate()
+    forward = model.forward
+    model.forward = kiln.compile(forward)
+    for _ in range(2):
+        assert_same(generate(), expected)
+    assert len(model.forward._entries) <= 4
+    assert max(e["sizes"] for e in model.forward._entries) > 25
+
+
+def test_lists_that_hold_sizes_are_written_themselves():
+    def f(x, values):
+        n = x.shape[0]
+        values.extend([n, n + 1])
+        values[0] = x
+        y = torch.zeros(values[-2:])
+        return y + 1, values
+
+    check(f, make=lambda n: (torch.randn(n, 6), [1, 2]), entries=None)
+
+
+def test_ints_have_no_bound():
+    def f(x):
+        n = x.shape[0]
+        return x + 1, n * 2**70, (n * 2**20) ** 5, n * 2**31 * 2**31 * 2**31, n**3 - 2**63
+
+    check(f, entries=None)
+
+
+def test_identity_of_ints():
+    check(
+        lambda x, n: (x + 1, x.shape[0] is n, n is not x.shape[0]), make=lambda n: (torch.randn(n, 6), 7), entries=None
+    )
