@@ -170,6 +170,15 @@ std::vector<Sizes::Argument> take_sizes(Trace& trace, c10::ArrayRef<c10::IValue>
   return taken;
 }
 
+/// Whether a call's arguments have open sizes.
+bool takes_open(const Trace& trace, const torch::jit::Stack& stack, size_t num_args) {
+  bool found = false;
+  for (size_t i = stack.size() - num_args; i < stack.size(); ++i)
+    for_each_tensor(stack[i],
+                    [&](const at::Tensor& t) { found |= t.defined() && trace.sizes->is_open(trace.find(t)); });
+  return found;
+}
+
 void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Trace* trace = current;
   std::vector<Sizes::Argument> sizes;
@@ -187,7 +196,13 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
-  if (trace && trace->replace && trace->replace(op, *stack)) return pin_sizes();
+  const bool open = trace && trace->sizes && takes_open(*trace, *stack, op.schema().arguments().size());
+  const auto refuse_open = [&](const char* why) {
+    if (open) trace->sizes->refuse(why);
+    pin_sizes();
+  };
+  if (trace && trace->replace && trace->replace(op, *stack))
+    return refuse_open("an operator whose result's shape depends on data");
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_mode(kKey);
   if (!trace) {
     op.callBoxed(*stack);
@@ -286,7 +301,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
   }
   if (in_parts) {
-    pin_sizes();
+    refuse_open("an operator that is recorded in its parts");
     // What it asks of data may be known (quantile: whether q lies between 0 and 1): so its parts are recorded.
     stack->resize(first);
     stack->insert(stack->end(), call.begin(), call.end());

@@ -419,3 +419,48 @@ def test_identity_of_ints():
     check(
         lambda x, n: (x + 1, x.shape[0] is n, n is not x.shape[0]), make=lambda n: (torch.randn(n, 6), 7), entries=None
     )
+
+
+def test_shapes_are_tuples():
+    def f(x, y):
+        shape = x.shape[:-1] + (2, 3)
+        total = sum(x.shape) + math.prod(x.shape)
+        return (
+            *(
+                x.view(shape),
+                x.view(*x.shape[:-1], 2, 3),
+                x.new_zeros(x.shape),
+                torch.zeros(*x.size()),
+                y.expand(x.shape),
+            ),
+            *(x.reshape(torch.Size((x.shape[0] * 2, 3))), torch.broadcast_shapes(x.shape, y.shape), x.shape == shape),
+            *(total, list(x.shape), tuple(x.shape), max(x.shape), sorted(x.shape), x.shape.numel(), len(x.shape)),
+        )
+
+    check(f, make=lambda n: (torch.randn(n, 6), torch.randn(1, 6)), entries=None)
+
+
+def test_constants_that_come_of_sizes():
+    """What hangs on constants alone is computed during the capture: for these sizes."""
+    check(lambda x: x + torch.arange(x.shape[0]).max().item(), entries=None)
+    check(lambda x: x[torch.arange(x.shape[0]) > 2], entries=None)
+    check(lambda x: x + 1 if torch.ones(x.shape[0]).sum() > 5 else x - 1, entries=None)
+
+
+def test_operators_that_are_recorded_as_others():
+    """What kiln or PyTorch makes of a call may have this call's sizes in it."""
+    check(lambda x: x.repeat_interleave(torch.tensor([2] * x.shape[0]), 0), entries=None)
+    check(lambda x: x.repeat_interleave(2, 0), entries=None)
+    check(lambda x: torch.quantile(x, 0.5, dim=0), entries=None)
+    check(lambda x: x[x[:, 0] > 0], entries=None)
+    check(lambda x: torch.einsum("ij,kj->ik", x, x), entries=1)
+    check(lambda x: torch.nn.functional.one_hot(torch.arange(x.shape[0])), entries=None)
+
+    def write(x, row):
+        y = x.new_zeros(x.shape[0], 6)
+        y[1:] = row
+        y[0] = 1
+        y[:, 2] += x[:, 1]
+        return y
+
+    check(write, make=lambda n: (torch.randn(n, 6), torch.randn(1, 6)), entries=None)

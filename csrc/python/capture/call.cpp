@@ -139,6 +139,7 @@ bool converts_numbers(Policy policy) {
     case Policy::Torch:
     case Policy::TensorData:
     case Policy::Item:
+    case Policy::Paused:
     case Policy::RequiresGrad:
     case Policy::ReadSetting:
     case Policy::WriteSetting:
@@ -768,6 +769,10 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     case Policy::Loads:
       return call_loader(frame);
     case Policy::Paused: {
+      for (int i = 0; trace.sizes && i < code->co_nlocals; ++i) {
+        PyObject*& local = frame->localsplus[i];
+        if (PyObject* number = local ? with_values(local) : nullptr) Py_SETREF(local, number);
+      }
       Paused paused_here(*this);
       aten::RecordingPaused no_recording;
       return after_c_call(_PyEval_EvalFrameDefault(ts, frame, 0));

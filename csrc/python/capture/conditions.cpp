@@ -331,6 +331,10 @@ at::Tensor Machine::evaluate(Value value, NodeSet* nodes, Reach reach,
   } catch (const c10::Error&) {  // a division by zero, which is another condition's business
     return {};
   }
+  // What comes out is a constant from now on; of inputs, conditions see to it.
+  if (trace.sizes)
+    for (const aten::Sizes::Argument& a : std::vector(trace.sizes->arguments()))
+      if (nodes->count(const_cast<Node*>(a.node))) trace.sizes->pin(a.size);
   return now.at(value);
 }
 

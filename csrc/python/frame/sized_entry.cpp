@@ -137,6 +137,11 @@ std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const In
   } catch (const runtime::SizesDiffer&) {
     v->fits = false;
     throw;
+  } catch (...) {
+    // Eager says what is wrong. If nothing is, something was captured that is for other sizes alone.
+    constexpr int64_t kPatience = 2;
+    if (!v->graph && ++v->failures >= kPatience) v->fits = false;
+    throw;
   }
 }
 

@@ -42,6 +42,7 @@ class SizedEntry {
     Ints sizes;                                        // what a compiled call delivers
     bool fits = true;                                  // false: the program goes another way for these sizes
     bool refused = false;                              // compiling failed; not tried again
+    int64_t failures = 0;                              // of calls that were not compiled
     int64_t calls = 0;                                 // that were not compiled, and
     double seconds = 0;                                // what they took
     uint64_t used = 0;
