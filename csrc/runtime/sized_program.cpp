@@ -67,6 +67,7 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     Step step;
     step.node = n.get();
     program->autocast_ |= n->autocast != DType::Opaque;
+    program->asks_inside_ |= n->returns_list;
     if (n->op == constant_op())
       step.constant = aten::constant_tensor(n->args);
     else
@@ -111,6 +112,7 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
         c.size, [&](const symbolic::AtomNode& v) { at = std::max(at, known_at.at(static_cast<size_t>(v.id))); });
     program->steps_[at].checks.push_back({&c, kNoSlot});
   }
+  for (size_t i = 1; i < program->steps_.size(); ++i) program->asks_inside_ |= !program->steps_[i].checks.empty();
   for (const graph::Arg& a : traced->outputs()) {
     KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
     program->outputs_.push_back(a.is_none() || !a.value() ? kNoSlot : slot_of(a.value()));

@@ -31,6 +31,8 @@ class SizedProgram {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const;
   /// Whether the conditions on the inputs alone hold. Cheap.
   bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
+  /// Whether there are others: on sizes of what is computed, or how many results a call gives.
+  bool asks_inside() const { return asks_inside_; }
   /// Whether all conditions hold for inputs like `inputs`, which are not touched.
   bool fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
   /// The graph as a trace at inputs like `inputs` gives it. Throws SizesDiffer.
@@ -80,7 +82,7 @@ class SizedProgram {
   size_t num_leaves_ = 0, num_slots_ = 0;
   std::vector<Step> steps_;
   std::vector<Slot> outputs_;
-  bool autocast_ = false;
+  bool autocast_ = false, asks_inside_ = false;
 };
 
 }  // namespace kiln::runtime

@@ -464,3 +464,20 @@ def test_operators_that_are_recorded_as_others():
         return y
 
     check(write, make=lambda n: (torch.randn(n, 6), torch.randn(1, 6)), entries=None)
+
+
+def test_a_cache_that_is_written_at_a_position():
+    def step(cache, x, at):
+        cache[:, at : at + x.shape[1]] = x
+        seen = cache[:, : at + x.shape[1]]
+        return seen.softmax(1) @ x.new_ones(4, 2)
+
+    compiled = kiln.compile(step)
+    caches = [torch.zeros(2, 40, 4), torch.zeros(2, 40, 4)]
+    at = 0
+    for n in (5, *[1] * 12, 3, *[1] * 8):
+        x = torch.randn(2, n, 4)
+        assert_same(compiled(caches[0], x, at), step(caches[1], x, at))
+        at += n
+    assert_same(*caches)
+    assert len(compiled._entries) <= 4

@@ -32,7 +32,9 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
     PyObject* const given[] = {args[0], zero.get(), args[1]};
     return m.call(select, given, 3, nullptr);
   }
-  if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) && !m.takes_open_sizes(op))
+  const bool stores_size = n == 3 && m.is_size(args[2]);
+  if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) &&
+      (stores_size || !m.takes_open_sizes(op)))
     return m.on_values(args, n, [&](PyObject* const* values) { return operate(m, op, values, n, f); });
   if (PyObject* number = m.number_among(args, n); number && tensor)
     return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);

@@ -298,7 +298,7 @@ bool takes_sizes(std::string_view name) {
       "add", "sub", "mul", "div", "true_divide", "divide", "multiply", "subtract", "rsub", "eq", "ne", "lt", "le", "gt",
       "ge", "where", "clamp", "clamp_min", "clamp_max", "masked_fill", "masked_fill_", "fill_", "floor_divide",
       "remainder", "pow", "add_", "sub_", "mul_", "div_", "truediv", "floordiv", "mod", "iadd", "isub", "imul",
-      "itruediv", "getitem", "__pow__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
+      "itruediv", "getitem", "setitem", "__pow__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
       "__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__getitem__"};
   return names->contains(name);
 }
@@ -531,14 +531,18 @@ void Machine::note_sizes_told(PyObject* target, PyObject* const* args, size_t n,
     if (const graph::Value v = open_value(args[0])) trace.sizes->note_contiguous(v, true);
     told = false;
   }
-  // PyTorch's bindings leave out a slice that selects all.
-  if (r && name == "getitem" && n == 2) {
-    static const graph::Op slice("aten::slice.Tensor");
+  // PyTorch's bindings leave out a slice that selects all, and give what is stored the shape of its place.
+  if (r && (name == "getitem" || name == "setitem") && n >= 2) {
+    static const graph::Op slice("aten::slice.Tensor"), view("aten::view"), expand("aten::expand");
     int left = count_slices(args[1]);
     int64_t fresh = trace.num_nodes - nodes_before;
     const auto& nodes = trace.graph().nodes();
-    for (auto it = nodes.rbegin(); it != nodes.rend() && fresh > 0; ++it, --fresh) left -= (*it)->op == slice;
-    told = left > 0;
+    told = false;
+    for (auto it = nodes.rbegin(); it != nodes.rend() && fresh > 0; ++it, --fresh) {
+      left -= (*it)->op == slice;
+      told |= name == "setitem" && ((*it)->op == view || (*it)->op == expand);
+    }
+    told |= left > 0;
   }
   if (!told) return;
   const std::function<void(PyObject*, int)> note = [&](PyObject* o, int depth) {

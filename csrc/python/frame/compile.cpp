@@ -264,6 +264,8 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   }
   if (result.traced) r.aten.push_back(graph::print(*result.traced));
   for (const auto& g : entry.tree.guards()) r.guards.push_back(g.text());
+  if (entry.sizes)
+    for (std::string& line : result.sizes->texts()) r.guards.push_back(std::move(line));
   r.has_break = result.exit.kind == Exit::Kind::Break;
   r.reason = result.exit.reason;
   r.stages = stage_times();

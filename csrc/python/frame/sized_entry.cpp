@@ -1,6 +1,5 @@
 #include "python/frame/sized_entry.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
@@ -52,7 +51,8 @@ std::shared_ptr<SizedEntry::Variant> SizedEntry::find(const Ints& ints, Get&& ge
       std::vector<at::Tensor> tensors;
       for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(get(i));
       // What has been written cannot be taken back, so all is asked before.
-      made->fits = program_->may_fit(tensors, ints) && (!writes_ || program_->fits(tensors, ints));
+      made->fits =
+          program_->may_fit(tensors, ints) && (!writes_ || !program_->asks_inside() || program_->fits(tensors, ints));
       return made;
     }
   }
@@ -68,19 +68,15 @@ void SizedEntry::add_captured(const std::vector<at::Tensor>& inputs, const Ints&
                               std::shared_ptr<runtime::CompiledFunction> graph, double seconds) {
   const auto captured = find(ints, [&](size_t i) { return inputs[i]; });
   captured->graph = std::move(graph);
+  ++num_compiled_;
   captured->sizes = std::move(sizes);
   captured->fits = true;
   compile_seconds_ = seconds;
 }
 
-size_t SizedEntry::num_compiled() const {
-  return static_cast<size_t>(
-      std::count_if(variants_.begin(), variants_.end(), [](const auto& v) { return v.second->graph != nullptr; }));
-}
-
 bool SizedEntry::pays(const Variant& v) const {
   if (v.refused || mode().run_only || options().size_limit <= 0) return false;
-  const bool few = static_cast<int64_t>(num_compiled()) < options().recompile_limit;
+  const bool few = static_cast<int64_t>(num_compiled_) < options().recompile_limit;
   return few ? v.calls > 0 : v.seconds > compile_seconds_;
 }
 
@@ -99,6 +95,7 @@ void SizedEntry::compile(Variant& v, const std::vector<at::Tensor>& inputs, cons
       traced = program_->trace_at(inputs, ints, &v.sizes);
     }
     v.graph = compile_for(*traced, inputs, *config_);
+    ++num_compiled_;
   } catch (const runtime::SizesDiffer&) {
     throw;
   } catch (const std::exception& e) {
@@ -109,11 +106,13 @@ void SizedEntry::compile(Variant& v, const std::vector<at::Tensor>& inputs, cons
   compile_seconds_ = since(start);
   mode().compile_seconds += compile_seconds_;
   log_stage_times("sizes that keep coming");
-  if (num_compiled() <= static_cast<size_t>(options().size_limit) + 1) return;
+  if (num_compiled_ <= static_cast<size_t>(options().size_limit) + 1) return;
   Variant* oldest = nullptr;
   for (auto& [key, other] : variants_)
     if (other->graph && other.get() != &v && (!oldest || other->used < oldest->used)) oldest = other.get();
-  if (oldest) oldest->graph = nullptr;
+  if (!oldest) return;
+  oldest->graph = nullptr;
+  --num_compiled_;
 }
 
 std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) {

@@ -33,7 +33,7 @@ class SizedEntry {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes);
 
   size_t num_variants() const { return variants_.size(); }
-  size_t num_compiled() const;
+  size_t num_compiled() const { return num_compiled_; }
 
  private:
   /// One combination of sizes.
@@ -65,6 +65,7 @@ class SizedEntry {
   Key key_, last_key_;             // of the call at hand; of the one before
   std::shared_ptr<Variant> last_;  // what that one found
   uint64_t calls_ = 0;
+  size_t num_compiled_ = 0;
   double compile_seconds_ = 0;
 };
 
