@@ -242,10 +242,7 @@ c10::IValue to_ivalue(const Arg& arg, const c10::TypePtr& type, const TensorOf& 
     case c10::TypeKind::TensorType:
       if (arg.is_none()) return at::Tensor();
       if (!arg.is_value()) {
-        // A number where a tensor is expected: what the Python binding makes of `x + 2`.
-        at::Tensor t = at::scalar_to_tensor(to_scalar(arg, type));
-        t.unsafeGetTensorImpl()->set_wrapped_number(true);
-        return t;
+        return wrapped_number(to_scalar(arg, type));
       }
       return arg.value() ? tensor_of(arg.value()) : at::Tensor();
     case c10::TypeKind::ListType:
@@ -388,6 +385,12 @@ at::Tensor constant_tensor(const std::vector<graph::Arg>& args) {
     }
   }
   return t.to(type).reshape(sizes);
+}
+
+at::Tensor wrapped_number(const at::Scalar& number) {
+  at::Tensor t = at::scalar_to_tensor(number);
+  t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return t;
 }
 
 at::Scalar wrapped_number_value(const at::Tensor& t) {

@@ -50,6 +50,8 @@ std::vector<graph::Arg> to_args(const c10::FunctionSchema& schema, c10::ArrayRef
 std::vector<c10::IValue> to_stack(const c10::FunctionSchema& schema, const std::vector<graph::Arg>& args,
                                   const TensorOf& tensor_of);
 
+/// What PyTorch's bindings make of a number where an operator takes a tensor. Calls no operator.
+at::Tensor wrapped_number(const at::Scalar& number);
 /// The number that a wrapped number (a 0-dim tensor of weak dtype, the 1 of `x + 1`) holds.
 at::Scalar wrapped_number_value(const at::Tensor& t);
 

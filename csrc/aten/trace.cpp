@@ -1,7 +1,6 @@
 #include "aten/trace.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -161,9 +160,7 @@ std::vector<Sizes::Argument> take_sizes(Trace& trace, c10::ArrayRef<c10::IValue>
         continue;
       if (const Sizes::Expr* e = trace.size_behind(t)) {
         taken.push_back({nullptr, i, -1, *e});
-        at::Tensor number = at::detail::scalar_tensor_static(trace.sizes->hint(*e), at::kLong, at::kCPU);
-        number.unsafeGetTensorImpl()->set_wrapped_number(true);
-        stack[i] = std::move(number);
+        stack[i] = wrapped_number(trace.sizes->hint(*e));
       }
     }
   }
@@ -196,7 +193,8 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
-  const bool open = trace && trace->sizes && takes_open(*trace, *stack, op.schema().arguments().size());
+  const bool open =
+      trace && trace->sizes && trace->sizes->any_open() && takes_open(*trace, *stack, op.schema().arguments().size());
   const auto refuse_open = [&](const char* why) {
     if (open) trace->sizes->refuse(why);
     pin_sizes();

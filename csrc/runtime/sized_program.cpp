@@ -31,13 +31,6 @@ std::string refusal(const Node& n) {
   return op->kind == aten::OpKind::InPlaceView ? n.op.name() + ", which changes sizes in place" : "";
 }
 
-/// As PyTorch's bindings have an int where an operator takes a tensor.
-at::Tensor wrapped_number(int64_t n) {
-  at::Tensor t = at::scalar_to_tensor(n);
-  t.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return t;
-}
-
 bool same_layout(const at::Tensor& t, const graph::TensorMeta& m) {
   return t.sizes() == at::IntArrayRef(m.sizes) && t.strides() == at::IntArrayRef(m.strides) &&
          t.storage_offset() == m.offset;
@@ -201,8 +194,8 @@ std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const 
         for (size_t i = 0; i < step.sizes.size(); ++i) {
           const SizeArg& a = step.sizes[i];
           if (a.item < 0) {
-            stack[a.arg] =
-                stack[a.arg].isTensor() ? c10::IValue(wrapped_number(value(a.size, leaves))) : value(a.size, leaves);
+            stack[a.arg] = stack[a.arg].isTensor() ? c10::IValue(aten::wrapped_number(value(a.size, leaves)))
+                                                   : value(a.size, leaves);
             continue;
           }
           const bool first = i == 0 || step.sizes[i - 1].arg != a.arg;

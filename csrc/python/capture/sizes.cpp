@@ -48,6 +48,13 @@ std::optional<Expr> expr_of(PyObject* o) {
   return e ? std::optional(*e) : std::nullopt;
 }
 
+/// Of a Size.
+Expr known_expr_of(PyObject* size) {
+  const std::optional<Expr> e = expr_of(size);
+  KILN_CHECK(e, "a size without an expression");
+  return *e;
+}
+
 PyObject* make_size(const Expr& e) {
   Machine& m = *capturing;
   const c10::SymInt n = m.trace.sizes->symint(e);
@@ -217,71 +224,18 @@ void make_type() {
 
 /// Attributes of tensors, and functions of them that give no tensor, that do not tell sizes.
 bool tells_no_size(std::string_view name) {
-  static const auto* names = new std::unordered_set<std::string_view>{"dtype",
-                                                                      "device",
-                                                                      "requires_grad",
-                                                                      "is_leaf",
-                                                                      "grad_fn",
-                                                                      "ndim",
-                                                                      "layout",
-                                                                      "is_cuda",
-                                                                      "is_cpu",
-                                                                      "is_meta",
-                                                                      "is_mps",
-                                                                      "is_xpu",
-                                                                      "is_sparse",
-                                                                      "is_quantized",
-                                                                      "is_mkldnn",
-                                                                      "is_nested",
-                                                                      "is_complex",
-                                                                      "itemsize",
-                                                                      "element_size",
-                                                                      "dim",
-                                                                      "is_floating_point",
-                                                                      "is_conj",
-                                                                      "is_neg",
-                                                                      "names",
-                                                                      "name",
-                                                                      "get_device",
-                                                                      "_is_view",
-                                                                      "ndimension",
-                                                                      "is_signed",
-                                                                      "is_inference",
-                                                                      "result_type",
-                                                                      "can_cast",
-                                                                      "retains_grad",
-                                                                      "requires_grad_",
-                                                                      "is_sparse_csr",
-                                                                      "data",
-                                                                      "grad",
-                                                                      "volatile",
-                                                                      "output_nr",
-                                                                      "_backward_hooks",
-                                                                      "is_vulkan",
-                                                                      "is_maia",
-                                                                      "is_ipu",
-                                                                      "is_mtia",
-                                                                      "_has_symbolic_sizes_strides",
-                                                                      "is_coalesced",
-                                                                      "promote_types",
-                                                                      "is_tensor",
-                                                                      "get_autocast_dtype",
-                                                                      "__class__",
-                                                                      "to",
-                                                                      "float",
-                                                                      "double",
-                                                                      "half",
-                                                                      "bfloat16",
-                                                                      "long",
-                                                                      "int",
-                                                                      "bool",
-                                                                      "type",
-                                                                      "type_as",
-                                                                      "cpu",
-                                                                      "real",
-                                                                      "detach",
-                                                                      "as_subclass",
-                                                                      "__getattribute__"};
+  static const auto* names = new std::unordered_set<std::string_view>{
+      // Of the tensor, whatever its sizes.
+      "dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim", "layout", "is_cuda", "is_cpu", "is_meta",
+      "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_mkldnn", "is_nested", "is_complex", "itemsize",
+      "element_size", "dim", "is_floating_point", "is_conj", "is_neg", "names", "name", "get_device", "_is_view",
+      "ndimension", "is_signed", "is_inference", "result_type", "can_cast", "retains_grad", "requires_grad_",
+      "is_sparse_csr", "data", "grad", "volatile", "output_nr", "_backward_hooks", "is_vulkan", "is_maia", "is_ipu",
+      "is_mtia", "_has_symbolic_sizes_strides", "is_coalesced", "promote_types", "is_tensor", "get_autocast_dtype",
+      "__class__",
+      // Conversions to what it is.
+      "to", "float", "double", "half", "bfloat16", "long", "int", "bool", "type", "type_as", "cpu", "real", "detach",
+      "as_subclass", "__getattribute__"};
   return names->contains(name);
 }
 
@@ -301,6 +255,12 @@ bool takes_sizes(std::string_view name) {
       "itruediv", "getitem", "setitem", "__pow__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
       "__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__getitem__"};
   return names->contains(name);
+}
+
+/// What is called, or the attribute that is read.
+std::string_view asked_name(PyObject* target, PyObject* const* args, size_t n) {
+  const std::string_view name = name_of(target);
+  return name == "getattr" && n == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : name;
 }
 
 bool has_size(PyObject* o, int depth = 0) {
@@ -381,9 +341,8 @@ void Machine::refuse_sizes(const char* why) {
 }
 
 bool Machine::size_among(PyObject* const* args, size_t n) const {
-  for (size_t i = 0; trace.sizes && i < n; ++i)
-    if (args[i] && has_size(args[i])) return true;
-  return false;
+  if (!trace.sizes || trace.sizes->leaves().empty()) return false;  // none was made
+  return std::any_of(args, args + n, [](PyObject* o) { return o && has_size(o); });
 }
 
 bool Machine::takes_open_sizes(const char* name) const { return takes_sizes(name) && !aten::inside_transform(); }
@@ -412,11 +371,7 @@ graph::Value Machine::open_value(PyObject* o) {
   return trace.sizes->is_open(v) ? v : graph::Value();
 }
 
-int64_t Machine::output_of(PyObject* size) {
-  const auto e = expr_of(size);
-  KILN_CHECK(e, "a size without an expression");
-  return trace.sizes->add_output(*e);
-}
+int64_t Machine::output_of(PyObject* size) { return trace.sizes->add_output(known_expr_of(size)); }
 
 bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
   if (!trace.sizes || !options.open_ints || !options.changing_numbers || !PyLong_CheckExact(o) ||
@@ -437,11 +392,7 @@ PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
   return size ? size.new_ref() : nullptr;
 }
 
-int64_t Machine::hint_of(PyObject* size) const {
-  const auto e = expr_of(size);
-  KILN_CHECK(e, "a size without an expression");
-  return trace.sizes->hint(*e);
-}
+int64_t Machine::hint_of(PyObject* size) const { return trace.sizes->hint(known_expr_of(size)); }
 
 uint64_t Machine::open_dims(const Known& k) const {
   if (!trace.sizes || k.kind != Known::Kind::Tensor || is_module_state(*k.source)) return 0;
@@ -491,8 +442,7 @@ PyObject* Machine::ask_size(PyObject* target, PyObject* const* args, size_t n, P
   if (!trace.sizes || n == 0 || aten::inside_transform()) return nullptr;
   const graph::Value v = open_value(args[0]);
   if (!v) return nullptr;
-  std::string_view name = name_of(target);
-  if (name == "getattr" && n == 2 && PyUnicode_Check(args[1])) name = PyUnicode_AsUTF8(args[1]);
+  const std::string_view name = asked_name(target, args, n);
   const at::Tensor& t = THPVariable_Unpack(args[0]);
   if (name == "shape" || (name == "size" && n == 1 && !kwnames)) return open_shape(args[0], v);
   if (name == "size") {
@@ -522,8 +472,7 @@ PyObject* Machine::ask_size(PyObject* target, PyObject* const* args, size_t n, P
 void Machine::note_sizes_told(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* r,
                               int64_t nodes_before) {
   if (!trace.sizes) return;
-  std::string_view name = name_of(target);
-  if (name == "getattr" && n == 2 && PyUnicode_Check(args[1])) name = PyUnicode_AsUTF8(args[1]);
+  const std::string_view name = asked_name(target, args, n);
   const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
   // A tensor that comes without a call is the receiver: contiguous(), and conversions to what it is.
   bool told = !(r && trace.num_nodes != nodes_before) && !tells_no_size(name);
