@@ -1,5 +1,6 @@
 #include <deque>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "schedule/groups.h"
@@ -102,25 +103,28 @@ void join_segments(Plan& plan) {
     }
   }
   std::vector<bool> alive(count, true);
-  const auto reaches = [&](int from, int to) {
+  // Marks what depends on a step, or what it depends on: once for all kernels that might take it as a segment.
+  std::vector<int> marked(count, -1);
+  const auto mark = [&](int from, const std::vector<std::set<int>>& edges) {
     std::vector<int> work{from};
-    std::unordered_set<int> seen{from};
     while (!work.empty()) {
       const int s = work.back();
       work.pop_back();
-      if (s == to) return true;
-      for (int next : succ[s])
-        if (seen.insert(next).second) work.push_back(next);
+      for (int next : edges[s])
+        if (std::exchange(marked[next], from) != from) work.push_back(next);
     }
-    return false;
   };
   for (const std::string& key : order) {
     std::deque<int> heads;  // kernels that take segments: the last ones, of a loop that was unrolled
     for (int s : by_key[key]) {
       bool joined = false;
+      if (!heads.empty()) {
+        mark(s, succ);
+        mark(s, pred);
+      }
       for (int h : heads) {
         Kernel& head = plan.kernels[plan.steps[h].index];
-        if (head.segments.size() >= kMostSegments || reaches(h, s) || reaches(s, h)) continue;
+        if (head.segments.size() >= kMostSegments || marked[h] == s) continue;
         Kernel& one = plan.kernels[plan.steps[s].index];
         if (s - h > kNearSteps && arena_bytes(one, plan.buffers) > kLargeBytes) continue;
         if (head.segments.empty()) head.segments.push_back(head.nest.outer_size());
