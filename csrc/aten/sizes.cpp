@@ -169,8 +169,11 @@ Expr Sizes::size(graph::Value v, int64_t dim, int64_t hint) {
 }
 
 Expr Sizes::given(int64_t number, int64_t hint) {
-  leaves_.push_back({{}, number, hint});
-  return Expr::var(static_cast<int>(leaves_.size()) - 1, {-kLargestInt, kLargestInt}, symbolic::VarKind::Size);
+  const auto it =
+      std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& leaf) { return !leaf.value && leaf.dim == number; });
+  const auto id = static_cast<int>(it - leaves_.begin());
+  if (it == leaves_.end()) leaves_.push_back({{}, number, hint});
+  return Expr::var(id, {-kLargestInt, kLargestInt}, symbolic::VarKind::Size);
 }
 
 int64_t Sizes::add_output(const Expr& e) {

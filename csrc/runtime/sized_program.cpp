@@ -9,6 +9,7 @@
 #include "aten/schema.h"
 #include "aten/trace.h"
 #include "base/error.h"
+#include "base/log.h"
 
 namespace kiln::runtime {
 
@@ -239,8 +240,10 @@ bool SizedProgram::fits(const std::vector<at::Tensor>& inputs, const Ints& ints)
     return true;
   } catch (const SizesDiffer&) {
     return false;
-  } catch (const std::exception&) {
-    return false;  // eager says what is wrong
+  } catch (const std::exception& e) {
+    // If something is wrong with the program, eager says it.
+    log_artifact(Topic::recompiles, "a captured graph cannot be traced at other sizes", e.what());
+    return false;
   }
 }
 

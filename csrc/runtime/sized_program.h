@@ -31,6 +31,8 @@ class SizedProgram {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const;
   /// Whether the conditions on the inputs alone hold. Cheap.
   bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
+  /// Whether run() gives sizes.
+  bool delivers() const { return !sizes_.empty(); }
   /// Whether there are others: on sizes of what is computed, or how many results a call gives.
   bool asks_inside() const { return asks_inside_; }
   /// Whether all conditions hold for inputs like `inputs`, which are not touched.

@@ -209,7 +209,8 @@ def aot_module_simplified(
 
     mod: a module or GraphModule that takes tensors. args: example inputs, real or without data. Returns a callable of such
     inputs that returns what `mod` returns and trains with autograd; the inputs' shapes are not checked again. Other arguments
-    as in aot_function.
+    as in aot_function. Among `args` may be torch.SymInt, sizes that are left open: the compilers are called then for each
+    combination of shapes and ints when it comes, as by aot_function.
     """
     state = _State(mod)
     num_state = len(state.tensors)
@@ -217,6 +218,9 @@ def aot_module_simplified(
     def functional(*tensors: torch.Tensor) -> Any:
         return state.call(mod, tensors[:num_state], tensors[num_state:], {})
 
+    if any(isinstance(v, torch.SymInt) for v in args):
+        run = aot_function(functional, fw_compiler, bw_compiler, partition_fn, decompositions, inference_compiler)
+        return lambda *inputs: run(*state.tensors, *inputs)
     leaves, spec = pytree.tree_flatten(((*state.tensors, *args), {}))
     training = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in leaves)
     forward = fw_compiler if training or inference_compiler is None else inference_compiler

@@ -624,3 +624,45 @@ def test_powers_of_a_number_are_taken_once(capfd):
     powers = [b for b in blocks if "@kiln_libm_pow" in b and "declare" not in b]
     assert powers
     assert not [b for b in powers if re.search(r"store <\d+ x float>", b)]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: int(t) + 1,
+        lambda t: float(t) * 2,
+        lambda t: str(t.item()),
+        lambda t: f"{float(t):.2f}",
+        lambda t: [0] * t.item(),
+        lambda t: list(range(t)),
+        lambda t: [1, 2, 3, 4, 5, 6][t],
+        lambda t: list(range(9))[t:],
+        lambda t: max(int(t), 2),
+        lambda t: {t.item(): 1},
+        lambda t: t.tolist(),
+        lambda t: torch.ones(2, 3).size(t.item() % 2),
+    ],
+)
+def test_numbers_of_ints_without_a_graph(use):
+    """What an input's data decide is asked again, though nothing is computed of it."""
+    compiled = kiln.compile(use)
+    for _ in range(2):
+        for n in (1, 4, 3, 2):
+            same(use(torch.tensor(n)), compiled(torch.tensor(n)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.bool])
+def test_lists_of_data_without_a_graph(dtype):
+    def f(t):
+        return t.tolist(), "".join("abcd"[int(i)] for i in t.tolist()), sum(t.tolist())
+
+    def g(t):
+        doubled = t + t
+        kiln.graph_break()
+        return doubled.tolist(), t.tolist()
+
+    for program in (f, g):
+        compiled = kiln.compile(program)
+        for values in ([1, 3], [2, 0], [1, 1], [2, 0]):
+            t = torch.tensor(values).to(dtype)
+            same(program(t), compiled(t))

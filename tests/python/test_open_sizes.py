@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import kiln
-from kiln.testing import CompileCounter, assert_same
+from kiln.testing import assert_same
 
 SIZES = (8, 7, 12, 4, 3, 9, 5)
 
@@ -349,10 +349,21 @@ def test_autocast():
     check(f, make=lambda n: (torch.randn(n, 6), torch.randn(6, 6)))
 
 
-def test_backends_get_the_sizes_of_the_call():
-    counter = CompileCounter()
-    check(lambda x: x.view(-1) + 1, sizes=(3, 4), backend=counter, entries=2)
-    assert counter.frame_count == 2
+def test_slices_of_all():
+    """PyTorch leaves them out, whatever the size."""
+    check(lambda x: (x * 2)[:, slice(0, None), :] + (x * 3)[0::1], make=lambda n: (torch.randn(2, n, 3),))
+
+
+def test_a_size_is_an_index_of_a_list():
+    layers = [torch.randn(3) for _ in range(9)]
+
+    def f(x, n):
+        return (x * layers[n]).sum(0), x[n]
+
+    compiled = kiln.compile(f, dynamic=True, fullgraph=True)
+    for n in (2, 3, 5, 3, 2, 5):
+        x = torch.randn(n + 4, 3)
+        assert_same(compiled(x, n), f(x, n))
 
 
 def test_open_sizes_can_be_switched_off():
@@ -481,3 +492,65 @@ def test_a_cache_that_is_written_at_a_position():
         at += n
     assert_same(*caches)
     assert len(compiled._entries) <= 4
+
+
+def test_graph_breaks_between_open_sizes():
+    """Values that are dead at the break are no outputs of the graph before it."""
+
+    def f(x, k):
+        y = k * 2
+        r = y.sum(0)
+        p = r * 2
+        kiln.graph_break()
+        return p * 1
+
+    compiled = kiln.compile(f)
+    for n in SIZES:
+        arguments = (torch.randn(n, 6), torch.randn(n, 6))
+        for _ in range(2):
+            assert_same(compiled(*arguments), f(*arguments))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda k, items: items[k],
+        lambda k, items: tuple(items)[k],
+        lambda k, items: "abcdefghijkl"[k],
+        lambda k, items: pow(k, 2, 5),
+        lambda k, items: k.real + k.numerator,
+        lambda k, items: getattr(k, "real", -1),
+        lambda k, items: hasattr(k, "bit_length"),
+        lambda k, items: k.bit_length(),
+        lambda k, items: (1, 2, 3, 4)[k % 4],
+        lambda k, items: k * 1j,
+    ],
+)
+def test_what_an_open_int_can_do(ask):
+    """A stand-in that cannot do what an int does is no error of the program's."""
+    items = list(range(20, 32))
+
+    def f(x, k):
+        try:
+            got = ask(k, items)
+        except (TypeError, AttributeError):
+            got = "raised"
+        return x[k:] * k, got
+
+    compiled = kiln.compile(f)
+    for k in (1, 2, 3, 5, 3, 2):
+        x = torch.randn(12)
+        assert_same(compiled(x, k), f(x, k))
+
+
+def test_what_a_changing_float_can_do():
+    def f(x, k):
+        try:
+            return x * (k * 1j)
+        except TypeError:
+            return x
+
+    compiled = kiln.compile(f)
+    for k in (1.0, 2.5, 3.0, 4.25):
+        x = torch.randn(3)
+        assert_same(compiled(x, k), f(x, k))

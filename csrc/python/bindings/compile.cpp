@@ -63,7 +63,7 @@ pb::dict record_dict(const frame::Record& r) {
 }  // namespace
 
 KILN_BINDINGS(compile) {
-  frame::set_to_fx(&to_fx, [](const graph::Graph& g) { return aten_to_fx(g, /*modes=*/true); });
+  frame::set_to_fx(&captured_to_fx);
   m.attr("CompiledCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::compiled_type()));
   m.attr("ModeCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::mode_type()));
   m.def(

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "python/capture/capture.h"
 #include "python/cpython/ref.h"
+#include "python/frame/python_graph.h"
 
 // kiln's graphs as torch.fx.GraphModule, the form in which custom backends and AOT compilers get and return programs.
 // All functions need the GIL and throw py::PythonError with a Python exception set.
@@ -20,6 +22,11 @@ namespace kiln::bindings {
 /// call was captured in another grad mode, or another state of the CPU's autocast, than holds now, calls before it set
 /// that (torch._C._set_grad_enabled, torch.amp's _enter_autocast); the last ones put it back.
 py::Ref to_fx(const graph::Graph& g, const std::vector<py::Ref>& targets);
+
+/// What a backend is given of a capture: its torch-level graph (to_fx), or the traced one (aten_to_fx) if it has none.
+/// `inputs` are the placeholders. Those that are sizes or ints have a torch.SymInt as meta["val"], and what the program
+/// computes of them is computed by nodes (operator.add, ...; Tensor.size() of what has such sizes).
+py::Ref captured_to_fx(const capture::CaptureResult& captured, const std::vector<frame::FxInput>& inputs);
 
 /// An ATen-level graph (functional, or traced) as a GraphModule of torch.ops.aten calls, named as in the graph (AOT
 /// compilers see primals_1, tangents_1, ...). Keyword-only arguments become kwargs; arguments equal to their defaults

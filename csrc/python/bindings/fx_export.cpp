@@ -23,6 +23,7 @@ using graph::Graph;
 using graph::Node;
 using graph::NodeKind;
 using graph::Value;
+using symbolic::Expr;
 
 pb::object borrow(void* o) { return pb::reinterpret_borrow<pb::object>(static_cast<PyObject*>(o)); }
 
@@ -31,7 +32,9 @@ pb::object dtype_object(DType t) { return borrow(torch::getTHPDtype(aten::scalar
 /// Builds one torch.fx.Graph. Holds Python objects; lives under the GIL.
 class Exporter {
  public:
-  Exporter(const Graph& g, const std::vector<py::Ref>& targets, bool modes) : g_(g), targets_(targets), modes_(modes) {
+  Exporter(const Graph& g, const std::vector<py::Ref>& targets, bool modes,
+           const capture::CaptureResult* captured = nullptr)
+      : g_(g), targets_(targets), modes_(modes), captured_(captured) {
     fx_ = pb::module_::import("torch.fx");
     operator_ = pb::module_::import("operator");
     metadata_ = pb::module_::import("torch.fx.passes.shape_prop").attr("TensorMetadata");
@@ -39,11 +42,18 @@ class Exporter {
     root_ = pb::module_::import("torch").attr("nn").attr("Module")();
   }
 
-  pb::object run() {
+  /// `inputs`: the placeholders, if some are none of the graph's.
+  pb::object run(const std::vector<frame::FxInput>& inputs = {}) {
+    for (const frame::FxInput& in : inputs) {
+      if (in.kind == frame::FxInput::Kind::Tensor)
+        placeholder(*g_.inputs()[in.index]);
+      else
+        size_placeholder(in);
+    }
     for (const auto& node : g_.nodes()) {
-      if (node->kind == NodeKind::Placeholder)
-        placeholder(*node);
-      else {
+      if (node->kind == NodeKind::Placeholder) {
+        if (!nodes_.contains(node.get())) placeholder(*node);
+      } else {
         if (modes_) set_modes(node->grad_enabled, node->autocast);
         call(*node);
       }
@@ -66,6 +76,8 @@ class Exporter {
   pb::object marked_string(const std::string& s) {
     if (!targets_.empty() && s == "...") return pb::ellipsis();
     if (const auto target = target_of(s)) return argument(*target);
+    const auto size = captured_ ? capture::size_index(s) : std::nullopt;
+    if (size && *size < captured_->torch_sizes.size()) return number(captured_->torch_sizes[*size]);
     return pb::str(s);
   }
   /// An object as an argument of a node: the code that torch.fx writes has no text for it, so it is an attribute of the
@@ -197,6 +209,71 @@ class Exporter {
       known = pb::str(text);
     }
     return known;
+  }
+
+  // --- sizes ---
+  void size_placeholder(const frame::FxInput& in) {
+    const symbolic::AtomNode& variable = *in.size.terms().at(0).atom;
+    const std::string name = symbolic::print(in.size);
+    leaves_[variable.id] =
+        with_size(graph_.attr("create_node")("placeholder", name, pb::tuple(), pb::dict(), name), in.size);
+  }
+
+  /// Says that `node` gives `e`.
+  pb::object with_size(pb::object node, const Expr& e) {
+    const pb::object size = pb::cast(captured_->sizes->symint(e));
+    for (const char* name : {"val", "example_value"}) node.attr("meta")[name] = size;
+    return node;
+  }
+
+  pb::object compute(const char* module, const char* function, const pb::object& a, const pb::object& b) {
+    return graph_.attr("call_function")(pb::module_::import(module).attr(function), pb::make_tuple(a, b));
+  }
+
+  /// A node that computes `e`; a plain int if it is one.
+  pb::object number(const Expr& e) {
+    pb::object& known = numbers_[e];
+    if (known) return known;
+    pb::object sum;
+    for (const symbolic::Term& term : e.terms()) {
+      pb::object value = atom(*term.atom);
+      if (term.coef != 1) value = compute("operator", "mul", value, pb::int_(term.coef));
+      sum = sum ? compute("operator", "add", sum, value) : value;
+    }
+    if (!sum)
+      sum = pb::int_(e.constant());
+    else if (e.constant() != 0)
+      sum = compute("operator", "add", sum, pb::int_(e.constant()));
+    if (pb::isinstance(sum, fx_.attr("Node"))) with_size(sum, e);
+    return numbers_[e] = sum;
+  }
+
+  pb::object atom(const symbolic::AtomNode& a) {
+    using Kind = symbolic::AtomKind;
+    switch (a.kind) {
+      case Kind::Var:
+        return leaf(a.id);
+      case Kind::FloorDiv:
+        return compute("operator", "floordiv", number(a.a), pb::int_(a.divisor));
+      case Kind::Mod:
+        return compute("operator", "mod", number(a.a), pb::int_(a.divisor));
+      case Kind::Min:
+        return compute("torch", "sym_min", number(a.a), number(a.b));
+      case Kind::Max:
+        return compute("torch", "sym_max", number(a.a), number(a.b));
+      case Kind::Product:
+        return compute("operator", "mul", number(a.a), number(a.b));
+    }
+    throw InternalError("bad atom");
+  }
+
+  /// The size of a value, if it is no placeholder of its own. Those of inputs that are not open are guarded.
+  pb::object leaf(int id) {
+    if (pb::object known = leaves_[id]) return known;
+    const aten::Sizes::Leaf& leaf = captured_->sizes->leaves().at(static_cast<size_t>(id));
+    const Value v = captured_->torch_leaves.at(static_cast<size_t>(id));
+    if (v.node->kind == NodeKind::Placeholder) return leaves_[id] = pb::int_(leaf.hint);
+    return leaves_[id] = graph_.attr("call_method")("size", pb::make_tuple(value(v), leaf.dim));
   }
 
   // --- modes ---
@@ -360,6 +437,9 @@ class Exporter {
   DType autocast_ = start_autocast();
   pb::object entered_;  // the autocast that is on
   pb::object fx_, operator_, metadata_, graph_, root_;
+  const capture::CaptureResult* captured_;
+  std::unordered_map<int, pb::object> leaves_;            // of aten::Sizes, by id
+  std::unordered_map<Expr, pb::object> numbers_;          // computed sizes
   std::unordered_map<PyObject*, pb::object> attributes_;  // nodes of objects that are arguments
   size_t num_tensors_ = 0;
   std::unordered_map<const Node*, pb::object> nodes_;
@@ -368,9 +448,10 @@ class Exporter {
 };
 
 /// Python exceptions leave as py::PythonError, with the exception set.
-py::Ref export_graph(const Graph& g, const std::vector<py::Ref>& targets, bool modes) {
+template <class F>
+py::Ref exported(F&& f) {
   try {
-    return py::Ref::steal(Exporter(g, targets, modes).run().release().ptr());
+    return py::Ref::steal(f().release().ptr());
   } catch (pb::error_already_set& e) {
     e.restore();
   } catch (python_error& e) {
@@ -381,8 +462,18 @@ py::Ref export_graph(const Graph& g, const std::vector<py::Ref>& targets, bool m
 
 }  // namespace
 
-py::Ref to_fx(const Graph& g, const std::vector<py::Ref>& targets) { return export_graph(g, targets, /*modes=*/true); }
+py::Ref to_fx(const Graph& g, const std::vector<py::Ref>& targets) {
+  return exported([&] { return Exporter(g, targets, /*modes=*/true).run(); });
+}
 
-py::Ref aten_to_fx(const Graph& g, bool modes) { return export_graph(g, {}, modes); }
+py::Ref aten_to_fx(const Graph& g, bool modes) {
+  return exported([&] { return Exporter(g, {}, modes).run(); });
+}
+
+py::Ref captured_to_fx(const capture::CaptureResult& captured, const std::vector<frame::FxInput>& inputs) {
+  if (!captured.torch_level) return aten_to_fx(*captured.traced, /*modes=*/true);
+  return exported(
+      [&] { return Exporter(*captured.torch_level, captured.torch_targets, /*modes=*/true, &captured).run(inputs); });
+}
 
 }  // namespace kiln::bindings

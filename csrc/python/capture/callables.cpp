@@ -216,6 +216,7 @@ py::Ref polyfill_of(PyCodeObject* code) {
 
 void load_callables() {
   polyfills();
+  load_sizes();
   tables();
 }
 const std::vector<std::string>& unresolved_callables() { return tables().unresolved; }

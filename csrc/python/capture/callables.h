@@ -55,6 +55,8 @@ enum class Policy : unsigned char {
 
 /// Resolves the table's paths, once. Runs Python code, so it must be called before a capture begins.
 void load_callables();
+/// Gives kiln._sizes.Size its methods, once, so that the table finds them.
+void load_sizes();
 /// Paths of the table that name nothing in this Python and PyTorch.
 const std::vector<std::string>& unresolved_callables();
 /// What tells the setting that `setter` (WriteSetting) sets, borrowed.

@@ -26,6 +26,8 @@ struct GraphInput {
 
 /// N of a torch-level graph's "target::N", the name of an op or, among arguments, of an object.
 std::optional<size_t> target_index(std::string_view name);
+/// N of a torch-level graph's "size::N", an argument that is an open size.
+std::optional<size_t> size_index(std::string_view name);
 
 /// All that one captured region yields. Plain data; holds references, so it lives and dies under the GIL.
 struct CaptureResult {
@@ -33,6 +35,8 @@ struct CaptureResult {
   std::shared_ptr<graph::Graph> traced;       // ATen ops above autograd; null if the region has no tensor op
   std::shared_ptr<graph::Graph> torch_level;  // the same program as the user wrote it, for fx
   std::vector<py::Ref> torch_targets;         // op "target::N" of torch_level calls torch_targets[N]
+  std::vector<symbolic::Expr> torch_sizes;    // argument "size::N" of torch_level is torch_sizes[N]
+  std::vector<graph::Value> torch_leaves;     // the values of sizes->leaves() in torch_level; none where it has none
   std::vector<GraphInput> inputs;             // one per placeholder of both graphs
   std::vector<py::Ref> example_inputs;        // the real tensors of this call, in the order of `inputs`
   std::vector<SideEffect> side_effects;
@@ -51,7 +55,7 @@ struct CaptureResult {
   /// A value of `traced`, a 0-dim bool, or none: if it is true after the graph has run, an assertion of the program has
   /// failed. The graph has changed nothing then but the generator, and the call is to run in eager.
   graph::Value failed;
-  std::shared_ptr<const aten::Sizes> sizes;  // of `traced`, if some are left open
+  std::shared_ptr<aten::Sizes> sizes;  // of `traced`, if some are left open
   struct OpenInt {
     guards::SourcePtr source;
     py::Ref value;

@@ -807,7 +807,8 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
 
 void Machine::finish() {
   result.sizes = trace.sizes;
-  if (trace.num_nodes == 0) {
+  // What was decided by an input's data is a condition on it, though nothing may be computed of it.
+  if (trace.num_nodes == 0 && branches_.numbers.empty() && branches_.values.empty()) {
     result.inputs.clear();
     result.example_inputs.clear();
     return;
@@ -815,7 +816,9 @@ void Machine::finish() {
   result.traced = trace.share();
   result.eager_condition = any_of(eager_conditions_, "eager_condition");
   result.other_branch = any_of(branches_, "other_branch");
-  if (torch_level_ok) result.torch_level = torch_level;
+  if (!torch_level_ok) return;
+  result.torch_level = torch_level;
+  if (trace.sizes && options.for_fx) finish_torch_sizes();
 }
 
 }  // namespace kiln::capture

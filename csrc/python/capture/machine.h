@@ -320,6 +320,7 @@ class Machine {
   /// Whether the int `o` found at `source` is open: its value was needed where a number of the graph stood for it.
   bool opens_int(PyObject* o, const SourcePtr& source) const;
   PyObject* open_int(PyObject* o, const SourcePtr& source);
+  symbolic::Expr expr_of_size(PyObject* size) const;
   /// A size in this call.
   int64_t hint_of(PyObject* size) const;
   /// The answer to what asks a tensor for open sizes; null without an error if `target` is no such.
@@ -343,6 +344,10 @@ class Machine {
   PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;
   /// Ends this attempt, since the value of `number` is needed. Null.
   PyObject* specialize(PyObject* number);
+  /// After a call that raised: what stands for a number among `args` may lack what the number has. Then the numbers
+  /// themselves are tried; else null, with the exception.
+  PyObject* retry_with_numbers(PyObject* const* args, size_t n,
+                               const std::function<PyObject*(PyObject* const* values)>& again);
   PyObject* need_values(PyObject* sources);
   /// What item() gives for `tensor`, as a number; null without an error if that call is no such, or must break the
   /// graph.
@@ -564,9 +569,13 @@ class Machine {
   std::shared_ptr<graph::Graph> torch_level = std::make_shared<graph::Graph>();
   bool torch_level_ok = true;  // false once a call fitted no graph: there is no torch-level graph then
   std::unordered_map<graph::Value, graph::Value> to_torch;  // traced value -> its torch-level value
+  std::unordered_map<graph::Value, graph::Value> made_as;   // what that was first, of values that were written in place
   int torch_depth = 0;
   void mirror_node(graph::Node& traced);
   /// Appends the node of a call that recorded something. False with an error set if its arguments fit no graph.
+  /// An argument of the torch-level graph that is an open size.
+  graph::Arg size_arg(const symbolic::Expr& e);
+  void finish_torch_sizes();
   bool record_torch_level(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* result);
   bool to_arg(PyObject* o, graph::Arg* out);
   graph::Value torch_value_of(PyObject* tensor);

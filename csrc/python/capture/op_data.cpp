@@ -18,7 +18,7 @@ PyObject* operator_object(const char* name) {
   return f;
 }
 
-PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
+PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
   bool tensor = false, method = false;  // of a class in Python, which says what the operator does
   for (size_t i = 0; i < n; ++i) {
     tensor |= py::is_tensor(args[i]);
@@ -26,7 +26,8 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
               !m.is_size(args[i]);
   }
   // PyTorch's bindings ask what is no int and no slice for its value.
-  if (n == 2 && m.is_size(args[1]) && std::string_view(op) == "getitem" && m.takes_open_sizes("select")) {
+  if (n == 2 && py::is_tensor(args[0]) && m.is_size(args[1]) && std::string_view(op) == "getitem" &&
+      m.takes_open_sizes("select")) {
     static PyObject* select = PyObject_GetAttrString(PyImport_AddModule("torch"), "select");
     const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
     PyObject* const given[] = {args[0], zero.get(), args[1]};
@@ -35,7 +36,7 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
   const bool stores_size = n == 3 && m.is_size(args[2]);
   if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) &&
       (stores_size || !m.takes_open_sizes(op)))
-    return m.on_values(args, n, [&](PyObject* const* values) { return operate(m, op, values, n, f); });
+    return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });
   if (PyObject* number = m.number_among(args, n); number && tensor)
     return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
   const std::string_view name = op;
@@ -56,6 +57,11 @@ PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, P
   }
   if (method) return m.after_c_call(f(args));
   return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
+}
+
+PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
+  PyObject* r = operate_once(m, op, args, n, f);
+  return r ? r : m.retry_with_numbers(args, n, [&](PyObject* const* v) { return operate_once(m, op, v, n, f); });
 }
 
 namespace {

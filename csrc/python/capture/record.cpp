@@ -73,12 +73,21 @@ graph::Value Machine::torch_value_of(PyObject* tensor) {
 }
 
 namespace {
-constexpr std::string_view kTarget = "target::";
+constexpr std::string_view kTarget = "target::", kSize = "size::";
+
+std::optional<size_t> index_behind(std::string_view mark, std::string_view name) {
+  if (!name.starts_with(mark)) return std::nullopt;
+  return std::stoul(std::string(name.substr(mark.size())));
+}
 }  // namespace
 
-std::optional<size_t> target_index(std::string_view name) {
-  if (!name.starts_with(kTarget)) return std::nullopt;
-  return std::stoul(std::string(name.substr(kTarget.size())));
+std::optional<size_t> target_index(std::string_view name) { return index_behind(kTarget, name); }
+
+std::optional<size_t> size_index(std::string_view name) { return index_behind(kSize, name); }
+
+graph::Arg Machine::size_arg(const symbolic::Expr& e) {
+  result.torch_sizes.push_back(e);
+  return graph::Arg(std::string(kSize) + std::to_string(result.torch_sizes.size() - 1));
 }
 
 graph::Op Machine::target_op(PyObject* target) {
@@ -95,7 +104,7 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
   if (o == Py_None) {
     *out = Arg();
   } else if (is_size(o)) {
-    *out = Arg(hint_of(o));
+    *out = options.for_fx ? size_arg(expr_of_size(o)) : Arg(hint_of(o));
   } else if (PyBool_Check(o)) {
     *out = Arg(o == Py_True);
   } else if (PyLong_Check(o)) {
@@ -189,8 +198,12 @@ bool Machine::record_torch_level(PyObject* target, PyObject* const* args, size_t
   uint32_t i = 0;
   for (PyObject* o : tensors) {
     const graph::Value v = trace.value_of(THPVariable_Unpack(o));
-    if (v) to_torch[v] = node->out(i);
-    ++i;
+    const graph::Value made = node->out(i++);
+    if (!v) continue;
+    if (const auto [twin, fresh] = to_torch.try_emplace(v, made); !fresh) {
+      made_as.emplace(v, twin->second);
+      twin->second = made;
+    }
   }
   return true;
 }
@@ -214,6 +227,30 @@ void Machine::mirror_node(graph::Node& traced) {
   node->stack = traced.stack;
   for (uint32_t i = 0; i < traced.results.size(); ++i) to_torch[traced.out(i)] = node->out(i);
   ++result.num_ops;
+}
+
+/// What a torch-level graph has to know to be right for other sizes, too.
+void Machine::finish_torch_sizes() {
+  const auto twin_of = [&](graph::Value v) {
+    const auto it = v ? to_torch.find(v) : to_torch.end();
+    return it == to_torch.end() ? graph::Value() : it->second;
+  };
+  // Of mirrored calls: the others' arguments are the user's.
+  for (const aten::Sizes::Argument& a : trace.sizes->arguments()) {
+    const graph::Value twin =
+        a.node->results.empty() ? graph::Value() : twin_of(const_cast<graph::Node*>(a.node)->out());
+    if (!twin || twin.node->op != a.node->op) continue;
+    graph::Arg& arg = twin.node->args.at(a.arg);
+    if (a.item >= 0)
+      std::get<graph::Arg::List>(arg.data).at(static_cast<size_t>(a.item)) = size_arg(a.size);
+    else
+      arg = size_arg(a.size);
+  }
+  // A size may be asked for before a write.
+  for (const aten::Sizes::Leaf& leaf : trace.sizes->leaves()) {
+    const auto first = made_as.find(leaf.value);
+    result.torch_leaves.push_back(first != made_as.end() ? first->second : twin_of(leaf.value));
+  }
 }
 
 }  // namespace kiln::capture

@@ -115,6 +115,24 @@ PyObject* with_value(PyObject* a, PyObject* b) {
   return as_ints(a, b, f);
 }
 PyObject* power(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
+/// pow() with a modulus, too.
+PyObject* power_of(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  if (n == 1) return with_value<&power>(self, args[0]);
+  const py::Ref base = n == 2 ? py::Ref::steal(pinned(self)) : py::Ref();
+  const py::Ref exponent = base ? py::Ref::steal(pinned(args[0])) : py::Ref();
+  const py::Ref modulus = exponent ? py::Ref::steal(pinned(args[1])) : py::Ref();
+  if (n != 2) PyErr_SetString(PyExc_TypeError, "pow expected 2 or 3 arguments");
+  return modulus ? PyNumber_Power(base.get(), exponent.get(), modulus.get()) : nullptr;
+}
+/// What else an int has.
+PyObject* attribute(PyObject* self, PyObject* name) {
+  if (!_PyType_Lookup(&PyLong_Type, name)) {
+    PyErr_Format(PyExc_AttributeError, "'int' object has no attribute %R", name);
+    return nullptr;
+  }
+  const py::Ref n = py::Ref::steal(pinned(self));
+  return n ? PyObject_GetAttr(n.get(), name) : nullptr;
+}
 
 template <PyObject* (*f)(PyObject*, PyObject*)>
 PyObject* forward(PyObject* self, PyObject* o) {
@@ -142,6 +160,14 @@ PyObject* compare(PyObject* self, PyObject* o) {
                                    : op == Py_LT || op == Py_GT ? Sizes::Relation::Less
                                                                 : Sizes::Relation::LessEqual;
   return PyBool_FromLong(sizes.decide(difference, relation));
+}
+
+/// torch.sym_min and torch.sym_max.
+template <Expr (*f)(const Expr&, const Expr&)>
+PyObject* extreme(PyObject* self, PyObject* o) {
+  const auto a = expr_of(self), b = expr_of(o);
+  if (!capturing || !a || !b) Py_RETURN_NOTIMPLEMENTED;
+  return make_size(f(*a, *b));
 }
 
 PyObject* truth(PyObject* self, PyObject*) {
@@ -184,20 +210,38 @@ KILN_OF_VALUE(reduce_ex)
 #define KILN_BINARY(name, f) \
   {"__" name "__", &forward<f>, METH_O, nullptr}, { "__r" name "__", &reflected<f>, METH_O, nullptr }
 PyMethodDef methods[] = {
-    KILN_BINARY("add", arithmetic<Sign::Add>),           KILN_BINARY("sub", arithmetic<Sign::Sub>),
-    KILN_BINARY("mul", arithmetic<Sign::Mul>),           KILN_BINARY("floordiv", arithmetic<Sign::Div>),
-    KILN_BINARY("mod", arithmetic<Sign::Mod>),           KILN_BINARY("truediv", with_value<&PyNumber_TrueDivide>),
-    KILN_BINARY("divmod", with_value<&PyNumber_Divmod>), KILN_BINARY("pow", with_value<&power>),
-    KILN_BINARY("and", with_value<&PyNumber_And>),       KILN_BINARY("or", with_value<&PyNumber_Or>),
-    KILN_BINARY("xor", with_value<&PyNumber_Xor>),       KILN_BINARY("lshift", with_value<&PyNumber_Lshift>),
-    KILN_BINARY("rshift", with_value<&PyNumber_Rshift>), {"__eq__", &compare<Py_EQ>, METH_O, nullptr},
-    {"__ne__", &compare<Py_NE>, METH_O, nullptr},        {"__lt__", &compare<Py_LT>, METH_O, nullptr},
-    {"__le__", &compare<Py_LE>, METH_O, nullptr},        {"__gt__", &compare<Py_GT>, METH_O, nullptr},
-    {"__ge__", &compare<Py_GE>, METH_O, nullptr},        {"__bool__", &truth, METH_NOARGS, nullptr},
-    {"__neg__", &negative, METH_NOARGS, nullptr},        {"__pos__", &same, METH_NOARGS, nullptr},
-    {"__abs__", &absolute, METH_NOARGS, nullptr},        {"__index__", &value, METH_NOARGS, nullptr},
-    {"__int__", &value, METH_NOARGS, nullptr},           {"__trunc__", &same, METH_NOARGS, nullptr},
-    {"__floor__", &same, METH_NOARGS, nullptr},          {"__ceil__", &same, METH_NOARGS, nullptr},
+    KILN_BINARY("add", arithmetic<Sign::Add>),
+    KILN_BINARY("sub", arithmetic<Sign::Sub>),
+    KILN_BINARY("mul", arithmetic<Sign::Mul>),
+    KILN_BINARY("floordiv", arithmetic<Sign::Div>),
+    KILN_BINARY("mod", arithmetic<Sign::Mod>),
+    KILN_BINARY("truediv", with_value<&PyNumber_TrueDivide>),
+    KILN_BINARY("divmod", with_value<&PyNumber_Divmod>),
+    {"__pow__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&power_of)), METH_FASTCALL, nullptr},
+    {"__rpow__", &reflected<with_value<&power>>, METH_O, nullptr},
+    {"__getattr__", &attribute, METH_O, nullptr},
+    KILN_BINARY("and", with_value<&PyNumber_And>),
+    KILN_BINARY("or", with_value<&PyNumber_Or>),
+    KILN_BINARY("xor", with_value<&PyNumber_Xor>),
+    KILN_BINARY("lshift", with_value<&PyNumber_Lshift>),
+    KILN_BINARY("rshift", with_value<&PyNumber_Rshift>),
+    {"__eq__", &compare<Py_EQ>, METH_O, nullptr},
+    {"__ne__", &compare<Py_NE>, METH_O, nullptr},
+    {"__lt__", &compare<Py_LT>, METH_O, nullptr},
+    {"__le__", &compare<Py_LE>, METH_O, nullptr},
+    {"__gt__", &compare<Py_GT>, METH_O, nullptr},
+    {"__ge__", &compare<Py_GE>, METH_O, nullptr},
+    {"__bool__", &truth, METH_NOARGS, nullptr},
+    {"__neg__", &negative, METH_NOARGS, nullptr},
+    {"__pos__", &same, METH_NOARGS, nullptr},
+    {"__abs__", &absolute, METH_NOARGS, nullptr},
+    {"__index__", &value, METH_NOARGS, nullptr},
+    {"__int__", &value, METH_NOARGS, nullptr},
+    {"__trunc__", &same, METH_NOARGS, nullptr},
+    {"__floor__", &same, METH_NOARGS, nullptr},
+    {"__ceil__", &same, METH_NOARGS, nullptr},
+    {"__sym_min__", &extreme<&symbolic::min>, METH_O, nullptr},
+    {"__sym_max__", &extreme<&symbolic::max>, METH_O, nullptr},
 };
 #undef KILN_BINARY
 
@@ -206,6 +250,7 @@ PyObject* class_of_size(PyObject*, void*) { return Py_NewRef(reinterpret_cast<Py
 PyGetSetDef class_getter = {"__class__", &class_of_size, nullptr, nullptr, nullptr};
 
 void make_type() {
+  if (size_type) return;
   const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
   size_type = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
   auto* type = reinterpret_cast<PyObject*>(size_type);
@@ -307,7 +352,8 @@ PyObject* with_numbers(PyObject* o) {
 int count_slices(PyObject* index) {
   if (PySlice_Check(index)) {
     auto* s = reinterpret_cast<PySliceObject*>(index);
-    return s->start != Py_None || s->stop != Py_None || s->step != Py_None;
+    const auto is = [](PyObject* o, long n) { return o == Py_None || (PyLong_CheckExact(o) && PyLong_AsLong(o) == n); };
+    return !is(s->start, 0) || s->stop != Py_None || !is(s->step, 1);
   }
   int n = 0;
   for (Py_ssize_t i = 0; PyTuple_Check(index) && i < PyTuple_GET_SIZE(index); ++i)
@@ -316,8 +362,9 @@ int count_slices(PyObject* index) {
 }
 }  // namespace
 
+void load_sizes() { make_type(); }
+
 void Machine::open_sizes() {
-  if (!size_type) make_type();
   trace.sizes = std::make_shared<Sizes>();
   trace.size_behind = [](const at::Tensor& t) -> const Expr* {
     pybind11::gil_scoped_acquire gil;
@@ -391,6 +438,8 @@ PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
   }
   return size ? size.new_ref() : nullptr;
 }
+
+symbolic::Expr Machine::expr_of_size(PyObject* size) const { return known_expr_of(size); }
 
 int64_t Machine::hint_of(PyObject* size) const { return trace.sizes->hint(known_expr_of(size)); }
 

@@ -42,6 +42,8 @@ void CodeCache::clear() {
   changing_functions.clear();
   constant_numbers.clear();
   breaking_items.clear();
+  changing_sizes.clear();
+  backend_takes_sizes = true;
   late_sizes = {};
 }
 

@@ -11,6 +11,7 @@
 #include "python/frame/late_sizes.h"
 #include "python/frame/leave.h"
 #include "python/frame/mode.h"
+#include "python/frame/python_graph.h"
 #include "python/frame/sized_entry.h"
 #include "python/guards/tree.h"
 #include "runtime/compiled_graph.h"
@@ -27,7 +28,7 @@ struct Entry {
   std::vector<int64_t> delivered_sizes;              // without `sizes`: what recipes of a Size give
   std::shared_ptr<runtime::CompiledFunction> graph;  // one of the two, or none if the region has no tensor op
   std::unique_ptr<SizedEntry> sizes;                 // if sizes are left open: in place of `graph`
-  py::Ref python_graph;                              // a Python backend's callable
+  std::unique_ptr<PythonGraph> python_graph;         // of a Python backend
   /// As in CaptureResult.
   struct Condition {
     std::shared_ptr<runtime::CompiledFunction> graph;
@@ -73,6 +74,7 @@ struct CodeCache {
   std::unordered_set<std::string> changing_functions;
   /// Calls of item() whose value the program needs.
   std::unordered_set<std::string> breaking_items;
+  bool backend_takes_sizes = true;  // false: it raised for a graph of open sizes
   struct Owner {
     int64_t compiles = 0;  // without late ones
     bool eager = false;    // has reached the limit

@@ -37,9 +37,6 @@ namespace {
 /// One code compiles this often on behalf of different owners, in units of the recompile limit.
 constexpr int64_t kOwners = 16;
 
-ToFx to_fx = nullptr;
-AtenToFx aten_to_fx = nullptr;
-
 std::string utf8(PyObject* o) {
   const char* s = PyUnicode_AsUTF8(o);
   if (s) return s;
@@ -146,19 +143,19 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
   return any ? written : std::vector<bool>();
 }
 
-/// The captured graph for any sizes; null if it is for these alone, and so are the guards.
-std::shared_ptr<const runtime::SizedProgram> sized_program(CaptureResult& result, PyCodeObject* code) {
-  if (!result.sizes) return nullptr;
+/// Whether the captured graph can be run at other sizes; if not, the guards are for these alone from now on.
+bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
+  if (!result.sizes) return false;
   std::string why;
-  std::shared_ptr<const runtime::SizedProgram> program;
   const bool open = result.sizes->any_open() || !result.open_ints.empty();
   if (!open || !result.traced)
     why = "no graph";
   else if (result.eager_condition.graph || result.other_branch.graph || result.failed)
     why = "a condition on data";
-  else
-    program = runtime::SizedProgram::make(result.traced, *result.sizes, &why);
-  if (program) return program;
+  else if (for_fx)
+    why = open_for_backend(result);
+  if (why.empty() && runtime::SizedProgram::make(result.traced, *result.sizes, &why)) return true;
+  close_torch_sizes(result);
   for (guards::Guard& g : result.guards) {
     g.any_dims = 0;
     for (const auto& open : result.open_ints)
@@ -168,25 +165,37 @@ std::shared_ptr<const runtime::SizedProgram> sized_program(CaptureResult& result
       }
   }
   if (open) log_artifact(Topic::recompiles, place_of(code), "its sizes cannot be left open: " + why);
-  return nullptr;
+  return false;
 }
 
-/// Gives the entry, which is compiled for `examples`, the other sizes.
-void open_sizes(const CaptureResult& result, std::shared_ptr<const runtime::SizedProgram> program,
-                const ConfigPtr& config, const std::vector<at::Tensor>& examples, Entry& entry,
-                std::chrono::steady_clock::time_point start) {
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+/// The graph's inputs that have open sizes.
+std::vector<size_t> open_inputs(const CaptureResult& result) {
   std::vector<size_t> open;
   for (size_t i = 0; i < result.inputs.size(); ++i)
     if (result.sizes->is_open(result.traced->inputs()[i]->out())) open.push_back(i);
-  entry.sizes = std::make_unique<SizedEntry>(std::move(program), std::move(open), entry.effects.changes, config);
+  return open;
+}
+
+/// Gives the entry the other sizes. To be called last: a backend may look at sizes, which makes conditions.
+void open_sizes(const CaptureResult& result, const ConfigPtr& config, Entry& entry) {
+  std::string why;
+  auto program = runtime::SizedProgram::make(result.traced, *result.sizes, &why);
+  KILN_CHECK(program, why);
+  // What has been written cannot be taken back; and a Python backend's graph asks nothing.
+  const auto asks = entry.effects.changes || config->backend ? SizedEntry::Asks::All : SizedEntry::Asks::Inputs;
+  entry.sizes = std::make_unique<SizedEntry>(std::move(program), open_inputs(result), asks, config);
+}
+
+/// Gives the entry with open sizes what is compiled for `examples`.
+void add_captured(const CaptureResult& result, const std::vector<at::Tensor>& examples, Entry& entry,
+                  std::chrono::steady_clock::time_point start) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   runtime::SizedProgram::Ints ints;
   for (const auto& given : result.open_ints) ints.push_back(PyLong_AsLongLong(given.value.get()));
   entry.sizes->add_captured(examples, ints, std::move(entry.delivered_sizes), std::move(entry.graph), seconds);
 }
 
-void compile_graph(CaptureResult& result, std::shared_ptr<const runtime::SizedProgram> program, const ConfigPtr& wanted,
-                   Entry& entry) {
+void compile_graph(CaptureResult& result, bool open, const ConfigPtr& wanted, Entry& entry) {
   if (!result.traced) return;
   const Config& config = *wanted;
   if (!config.backend) {
@@ -194,7 +203,8 @@ void compile_graph(CaptureResult& result, std::shared_ptr<const runtime::SizedPr
     const auto start = std::chrono::steady_clock::now();
     std::vector<at::Tensor> examples;
     for (const py::Ref& o : result.example_inputs) examples.push_back(THPVariable_Unpack(o.get()));
-    entry.graph = compile_for(*result.traced, examples, config);
+    const bool computes = result.traced->nodes().size() > result.traced->inputs().size();
+    if (computes) entry.graph = compile_for(*result.traced, examples, config);
     // The graph takes its inputs for separate; a write would otherwise show in another.
     entry.tree.set_written(written_inputs(*result.traced));
     const auto compiled = [&](const CaptureResult::Condition& c) -> Entry::Condition {
@@ -205,22 +215,13 @@ void compile_graph(CaptureResult& result, std::shared_ptr<const runtime::SizedPr
     };
     entry.eager_condition = compiled(result.eager_condition);
     entry.other_branch = compiled(result.other_branch);
-    if (program) open_sizes(result, std::move(program), wanted, examples, entry, start);
+    if (!open) return;
+    open_sizes(result, wanted, entry);
+    add_captured(result, examples, entry, start);
     return;
   }
-  KILN_CHECK(to_fx && aten_to_fx, "nothing converts graphs to torch.fx");
-  py::Ref module, examples;
-  {
-    StageTimer timer("fx");
-    module = result.torch_level ? to_fx(*result.torch_level, result.torch_targets) : aten_to_fx(*result.traced);
-    examples = py::check(PyList_New(0));
-    for (const py::Ref& o : result.example_inputs)
-      if (PyList_Append(examples.get(), o.get()) < 0) throw py::PythonError{};
-  }
-  StageTimer timer("backend");
-  PyObject* args[] = {module.get(), examples.get()};
-  py::NoFunctionModes no_modes;
-  entry.python_graph = py::check(PyObject_Vectorcall(config.backend.get(), args, 2, nullptr));
+  entry.python_graph = std::make_unique<PythonGraph>(result, config.backend.get(), open);
+  if (open) open_sizes(result, wanted, entry);
 }
 
 /// Logs and the record for kiln.explain.
@@ -283,10 +284,12 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     StageTimer timer("capture");
     capture::CaptureOptions options;
     options.fullgraph = config.fullgraph;
-    if (!config.backend) options.changing_numbers = &cache.changing_numbers;
+    options.changing_numbers = &cache.changing_numbers;
     if (pass_enabled("capture.changing_functions")) options.changing_functions = &cache.changing_functions;
-    options.floats_change = pass_enabled("capture.changing_floats");
-    options.ints_change = options.open_ints = pass_enabled("capture.changing_ints");
+    // An fx graph has ints as they are, and floats as constants.
+    options.floats_change = !config.backend && pass_enabled("capture.changing_floats");
+    options.open_ints = pass_enabled("capture.changing_ints");
+    options.ints_change = !config.backend && options.open_ints;
     options.constant_numbers = cache.constant_numbers;
     options.item_numbers = !config.backend && pass_enabled("capture.item_numbers");
     options.breaking_items = cache.breaking_items;
@@ -298,12 +301,11 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
                             std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
                               return static_cast<bool>(e->other_branch.graph);
                             }) < kMostBranches;
-    // A backend of fx graphs compiles for the sizes that it is shown. Where sizes decide on the program's way again and
-    // again, each is better taken by itself.
+    // Where sizes decide on the program's way again and again, each is better taken by itself.
     constexpr int64_t kMostOpen = 4;
-    const bool open = std::count_if(cache.entries.begin(), cache.entries.end(),
-                                    [](const EntryPtr& e) { return e->sizes != nullptr; }) < kMostOpen;
-    if (!config.backend && open && pass_enabled("capture.open_sizes"))
+    const bool few = std::count_if(cache.entries.begin(), cache.entries.end(),
+                                   [](const EntryPtr& e) { return e->sizes != nullptr; }) < kMostOpen;
+    if (few && cache.backend_takes_sizes && pass_enabled("capture.open_sizes"))
       options.open_sizes = config.dynamic.value_or(false) ? capture::CaptureOptions::OpenSizes::All
                            : config.dynamic               ? capture::CaptureOptions::OpenSizes::None
                                                           : capture::CaptureOptions::OpenSizes::Some;
@@ -322,10 +324,10 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
           "graph break in a function compiled with fullgraph=True: " + reason_text(result.exit.reason));
   }
   Continuation continuation;
-  const std::shared_ptr<const runtime::SizedProgram> program = sized_program(result, code);
+  const bool open = leaves_sizes_open(result, code, static_cast<bool>(config.backend));
   std::vector<guards::SourcePtr> wanted;
   for (const auto& input : result.inputs) wanted.push_back(input.source);
-  if (program)
+  if (open)
     for (const auto& given : result.open_ints) wanted.push_back(given.source);
   std::vector<capture::RecipePtr> results;
   if (breaks) {
@@ -348,7 +350,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   auto entry = std::make_shared<Entry>(result.guards, wanted);
   entry->globals = py::Ref::borrow(frame->f_func->func_globals);
   entry->num_inputs = result.inputs.size();
-  if (program) entry->num_ints = result.open_ints.size();
+  if (open) entry->num_ints = result.open_ints.size();
   if (result.sizes)
     for (const symbolic::Expr& e : result.sizes->outputs()) entry->delivered_sizes.push_back(result.sizes->hint(e));
   entry->leave = std::move(leave);
@@ -356,7 +358,17 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
   if (result.traced) entry->effects = effects_of(*result.traced);
   entry->has_assertions = static_cast<bool>(result.failed);
-  compile_graph(result, program, shared_config, *entry);
+  try {
+    compile_graph(result, open, shared_config, *entry);
+  } catch (const py::PythonError&) {
+    // Sizes that nobody asked to be left open: perhaps the backend is for tensors alone.
+    if (!config.backend || !open || config.dynamic || !PyErr_ExceptionMatches(PyExc_Exception)) throw;
+    log_artifact(Topic::recompiles, place_of(code),
+                 "the backend raised for open sizes, which are constants from now on");
+    PyErr_Clear();
+    cache.backend_takes_sizes = false;
+    return build(tstate, frame, cache, shared_config);
+  }
   check_signals();
   tell(code, result, *entry, breaks ? &continuation : nullptr, torch_level.get());
   return entry;
@@ -387,11 +399,6 @@ void drop_oldest(CodeCache& cache, const void* owner, int64_t most) {
 }
 
 }  // namespace
-
-void set_to_fx(ToFx f, AtenToFx g) {
-  to_fx = f;
-  aten_to_fx = g;
-}
 
 std::string place_of(PyCodeObject* code) {
   return name_of(code) + " (" + utf8(code->co_filename) + ":" + std::to_string(code->co_firstlineno) + ")";

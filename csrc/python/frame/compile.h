@@ -25,12 +25,6 @@ class NoGarbageCollection {
 std::shared_ptr<runtime::CompiledFunction> compile_for(const graph::Graph& traced,
                                                        const std::vector<at::Tensor>& examples, const Config& config);
 
-/// Make a torch.fx.GraphModule of a torch-level graph, or of a traced one where there is none, for Python backends; set
-/// by the bindings.
-using ToFx = py::Ref (*)(const graph::Graph& graph, const std::vector<py::Ref>& targets);
-using AtenToFx = py::Ref (*)(const graph::Graph& graph);
-void set_to_fx(ToFx to_fx, AtenToFx aten_to_fx);
-
 struct Target;
 
 /// Captures `frame`, compiles what was captured and adds an entry to the target's cache. With `late_sizes` it does so

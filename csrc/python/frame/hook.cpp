@@ -67,12 +67,6 @@ PyObject* call_plainly(const Target& t, const guards::Call& call) {
   return PyObject_Call(function.get(), given.args.get(), given.kwargs.get());
 }
 
-/// Puts the thread's modes back as they were.
-struct ModesScope {
-  ~ModesScope() { before.restore(); }
-  aten::Modes before;
-};
-
 /// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
 /// is no case for the entry either.
 bool holds(const Entry::Condition& condition, PyObject* const* values) {
@@ -103,7 +97,7 @@ bool fits(const Entry& entry, PyObject* const* values) {
 GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& owned) {
   GraphOutputs out;
   out.sizes = entry.delivered_sizes;
-  if (entry.graph || entry.sizes) {
+  if (entry.graph || (entry.sizes && !entry.python_graph)) {
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
@@ -142,23 +136,8 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     }
   } else if (entry.python_graph) {
     out.python = true;
-    // The backend's own Python code is not to be compiled, and what modes it sets end with it.
-    Scoped<ConfigPtr> quiet(mode().config, nullptr);
-    const ModesScope modes;
-    std::vector<py::Ref> held;
-    held.reserve(entry.num_inputs);
-    for (size_t i = 0; i < entry.num_inputs; ++i) held.push_back(py::Ref::borrow(values[i]));
-    std::vector<PyObject*> args(values, values + entry.num_inputs);
-    py::NoFunctionModes no_modes;
-    py::Ref result = py::check(PyObject_Vectorcall(entry.python_graph.get(), args.data(), args.size(), nullptr));
-    if (!PyTuple_Check(result.get()) && !PyList_Check(result.get()))
-      raise("BackendError", std::string("a backend's callable returned ") + Py_TYPE(result.get())->tp_name +
-                                "; it must return a tuple or list of the graph's outputs");
-    const Py_ssize_t n = PySequence_Size(result.get());
-    if (n != static_cast<Py_ssize_t>(entry.num_outputs))
-      raise("BackendError", "a backend's callable returned " + std::to_string(n) + " outputs; the graph has " +
-                                std::to_string(entry.num_outputs));
-    for (Py_ssize_t i = 0; i < n; ++i) out.objects.push_back(py::check(PySequence_GetItem(result.get(), i)));
+    if (entry.sizes) out.sizes = entry.sizes->delivered(values, ints_of(entry, values));
+    out.objects = entry.python_graph->run(values);
   }
   return out;
 }

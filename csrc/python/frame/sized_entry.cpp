@@ -50,9 +50,8 @@ std::shared_ptr<SizedEntry::Variant> SizedEntry::find(const Ints& ints, Get&& ge
       const auto made = it->second = last_ = std::make_shared<Variant>();
       std::vector<at::Tensor> tensors;
       for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(get(i));
-      // What has been written cannot be taken back, so all is asked before.
-      made->fits =
-          program_->may_fit(tensors, ints) && (!writes_ || !program_->asks_inside() || program_->fits(tensors, ints));
+      made->fits = program_->may_fit(tensors, ints) &&
+                   (asks_ == Asks::Inputs || !program_->asks_inside() || program_->fits(tensors, ints));
       return made;
     }
   }
@@ -62,6 +61,17 @@ std::shared_ptr<SizedEntry::Variant> SizedEntry::find(const Ints& ints, Get&& ge
 
 bool SizedEntry::fits(PyObject* const* inputs, const Ints& ints) {
   return find(ints, [&](size_t i) { return py::graph_input(inputs[i]); })->fits;
+}
+
+SizedEntry::Ints SizedEntry::delivered(PyObject* const* inputs, const Ints& ints) {
+  if (!program_->delivers()) return {};
+  const std::shared_ptr<Variant> v = find(ints, [&](size_t i) { return py::graph_input(inputs[i]); });
+  if (v->sizes.empty()) {
+    std::vector<at::Tensor> tensors;
+    for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(py::graph_input(inputs[i]));
+    program_->trace_at(tensors, ints, &v->sizes);
+  }
+  return v->sizes;
 }
 
 void SizedEntry::add_captured(const std::vector<at::Tensor>& inputs, const Ints& ints, Ints sizes,

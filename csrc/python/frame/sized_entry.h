@@ -17,10 +17,12 @@ namespace kiln::frame {
 /// (recompile_limit), then once they have spent the time of a compile, for which see LateSizes. Needs the GIL.
 class SizedEntry {
  public:
-  /// `open`: the graph's inputs with open sizes. `writes`: running the graph changes more than its outputs.
-  SizedEntry(std::shared_ptr<const runtime::SizedProgram> program, std::vector<size_t> open, bool writes,
+  /// What is asked before the graph runs: the conditions on its inputs, with others left to the run; or all of them.
+  enum class Asks : uint8_t { Inputs, All };
+  /// `open`: the graph's inputs with open sizes.
+  SizedEntry(std::shared_ptr<const runtime::SizedProgram> program, std::vector<size_t> open, Asks asks,
              ConfigPtr config)
-      : program_(std::move(program)), open_(std::move(open)), writes_(writes), config_(std::move(config)) {}
+      : program_(std::move(program)), open_(std::move(open)), asks_(asks), config_(std::move(config)) {}
 
   using Ints = runtime::SizedProgram::Ints;
   /// Whether the captured graph is for the sizes of a call with these graph inputs and ints, as far as is known.
@@ -28,6 +30,8 @@ class SizedEntry {
   /// The sizes of the captured call are compiled already; it took so long.
   void add_captured(const std::vector<at::Tensor>& inputs, const Ints& ints, Ints sizes,
                     std::shared_ptr<runtime::CompiledFunction> graph, double seconds);
+  /// What the program delivers for these inputs, for who runs the graph otherwise. Throws SizesDiffer.
+  Ints delivered(PyObject* const* inputs, const Ints& ints);
   /// Runs what there is for the sizes of `inputs`; `sizes`: gets those that the program delivers. Throws SizesDiffer,
   /// with nothing changed, if the program goes another way for them after all; fits() knows then.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes);
@@ -39,7 +43,7 @@ class SizedEntry {
   /// One combination of sizes.
   struct Variant {
     std::shared_ptr<runtime::CompiledFunction> graph;  // null: not compiled
-    Ints sizes;                                        // what a compiled call delivers
+    Ints sizes;                                        // that are delivered, once known
     bool fits = true;                                  // false: the program goes another way for these sizes
     bool refused = false;                              // compiling failed; not tried again
     int64_t failures = 0;                              // of calls that were not compiled
@@ -59,7 +63,7 @@ class SizedEntry {
 
   std::shared_ptr<const runtime::SizedProgram> program_;
   std::vector<size_t> open_;
-  bool writes_;
+  Asks asks_;
   ConfigPtr config_;
   std::unordered_map<Key, std::shared_ptr<Variant>, Hash> variants_;
   Key key_, last_key_;             // of the call at hand; of the one before
