@@ -1,7 +1,9 @@
 """The functions of `kiln` itself: thin, argument-checking fronts of the C++ core."""
 
+import copyreg
 import functools
 import inspect
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -110,6 +112,19 @@ def check_options(mode: str | None, options: dict[str, Any] | None) -> dict[str,
     return dict(options or {})
 
 
+def _reduce(compiled: Any) -> Any:
+    """A compiled callable as pickle and copy take it: by its name, as functions are, or made anew of a copy of what it wraps."""
+    found: Any = sys.modules.get(compiled.__module__ or "")
+    for name in compiled.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is compiled:
+        return compiled.__qualname__
+    return compiled._kiln_compile, (compiled.__dict__.get("_kiln_adapted", compiled.__wrapped__),)
+
+
+copyreg.pickle(_C.CompiledCallable, _reduce)
+
+
 def compile_any(f: Any, arguments: dict[str, Any]) -> Any:
     if isinstance(f, torch.nn.Module):
         return module.wrap(f, module.Compiler(arguments))
@@ -145,6 +160,11 @@ def compile_callable(
         options=options,
         alone=alone,
         name=getattr(f, "__qualname__", type(f).__qualname__),
+    )
+    if isinstance(target, types.FunctionType) and target is not f:
+        entry._kiln_adapted = f
+    entry._kiln_compile = module.Compiler(
+        {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "options": options, "alone": alone}
     )
     return entry
 

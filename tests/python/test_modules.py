@@ -2,7 +2,9 @@
 
 import copy
 import io
+import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -477,3 +479,50 @@ def test_multihead_attention_in_inference(need_weights, average):
 
     assert breaks(f, x, y) == 0
     assert_same(f(x, y), kiln.compile(f)(x, y), rtol=1e-4, atol=1e-5)
+
+
+class WithCompiledParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.act = kiln.compile(torch.nn.functional.relu)
+        self.scale = kiln.compile(math.prod)  # of C
+
+    def forward(self, x):
+        return self.act(self.linear(x)) * self.scale((2, 3))
+
+
+@kiln.compile
+def compiled_by_name(x):
+    return x + 1
+
+
+def test_compiled_callables_are_copied_as_what_they_wrap():
+    module, x = WithCompiledParts(), torch.randn(3, 2)
+    for copied in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
+        assert isinstance(copied.act, type(module.act))
+        assert_same(copied(x), module(x))
+    module = nn.Linear(2, 2)
+    module.forward = kiln.compile(module.forward, fullgraph=True)
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        copied.weight.zero_()
+    assert copied(x).tolist() == copied.bias.expand(3, 2).tolist()
+    assert module(x).tolist() != copied(x).tolist()
+    assert pickle.loads(pickle.dumps(compiled_by_name)) is compiled_by_name
+    assert copy.deepcopy(compiled_by_name) is compiled_by_name
+
+
+def test_callables_that_come_and_go_do_not_count_together():
+    def train(k):
+        @kiln.compile
+        def step(x):
+            return x * k + 1
+
+        for x in (torch.ones(3), torch.ones(3, 3)):
+            assert_same(step(x), x * k + 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(20):
+            train(k if k % 2 else k + 0.5)

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
+import kiln
 from kiln import _C
+from kiln.testing import assert_same
 from shape_rules import Recorder, run_sample
 
 SAMPLES = 4
@@ -290,3 +292,33 @@ def test_formats_that_look_alike(sizes, strides, dtype):
             y.backward(torch.ones_like(y), retain_graph=True)
             y.backward(torch.ones(y.shape, dtype=dtype))
     assert not recorder.failures, recorder.failures[0]
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        lambda n: torch.hann_window(n),
+        lambda n: torch.hann_window(n, False, dtype=torch.float64),
+        lambda n: (
+            torch.hamming_window(n) + torch.hamming_window(n, False, 0.5) + torch.hamming_window(n, True, 0.5, 0.4)
+        ),
+        lambda n: torch.blackman_window(n) + torch.blackman_window(n, False),
+        lambda n: torch.bartlett_window(n) + torch.bartlett_window(n, False),
+        lambda n: torch.kaiser_window(n) + torch.kaiser_window(n, False) + torch.kaiser_window(n, True, beta=9.0),
+    ],
+)
+def test_windows_have_rules(window, capfd):
+    def f(x):
+        if x.dtype == torch.float64:
+            return x * window(16)
+        return torch.stft(x, 16, 4, window=window(16).float(), center=False, return_complex=True).abs()
+
+    kiln.set_logs("fallback")
+    for x in (torch.randn(64), torch.randn(16, dtype=torch.float64)):
+        assert_same(kiln.compile(f, fullgraph=True)(x), f(x))
+    assert "dispatcher's Meta kernel" not in capfd.readouterr().err
+
+
+def test_operators_that_ask_for_a_dtype():
+    x = torch.randn(5)
+    assert_same(kiln.compile(lambda x: torch.vander(x, 3), fullgraph=True)(x), torch.vander(x, 3))

@@ -73,6 +73,14 @@ CodeInfo* code_info(PyCodeObject* code) {
   return info.release();
 }
 
+void forget_owner(const void* owner) {
+  for (CodeCache* cache : all_caches()) {
+    if (cache->owners.erase(owner) == 0) continue;
+    for (const EntryPtr& e : cache->entries)
+      if (e->owner == owner) e->owner = nullptr;
+  }
+}
+
 void forget_caches(const ConfigPtr& config) {
   // Freeing entries can run destructors that free or add records.
   std::vector<std::unique_ptr<CodeCache>> gone;

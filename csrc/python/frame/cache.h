@@ -114,6 +114,8 @@ CodeInfo* code_info(PyCodeObject* code);
 /// The record if there is one already.
 CodeInfo* find_code_info(PyCodeObject* code);
 
+/// Nothing counts for this owner any more: another may get its address. What was compiled for it stays, for others.
+void forget_owner(const void* owner);
 /// Forgets what was compiled for this config.
 void forget_caches(const ConfigPtr& config);
 /// Forgets every compiled entry of the process, and every warning given once.

@@ -106,6 +106,7 @@ void dealloc_compiled(PyObject* o) {
   Py_CLEAR(c->function);
   Py_CLEAR(c->self);
   Py_CLEAR(c->dict);
+  forget_owner(c);
   if (c->impl && c->impl->config->alone) forget_caches(c->impl->config);
   delete c->impl;
   type->tp_free(o);
