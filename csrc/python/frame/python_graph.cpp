@@ -1,5 +1,7 @@
 #include "python/frame/python_graph.h"
 
+#include <algorithm>
+
 #include "aten/modes.h"
 #include "base/error.h"
 #include "base/timer.h"
@@ -117,6 +119,7 @@ PythonGraph::PythonGraph(const CaptureResult& captured, PyObject* backend, bool 
   PyObject* args[] = {module.get(), examples.get()};
   py::NoFunctionModes no_modes;
   callable_ = py::check(PyObject_Vectorcall(backend, args, 2, nullptr));
+  if (!open) inputs_.clear();
 }
 
 std::vector<py::Ref> PythonGraph::run(PyObject* const* values) const {
@@ -124,7 +127,7 @@ std::vector<py::Ref> PythonGraph::run(PyObject* const* values) const {
   Scoped<ConfigPtr> quiet(mode().config, nullptr);
   const ModesScope modes;
   std::vector<py::Ref> held;
-  held.reserve(inputs_.size());
+  held.reserve(std::max(inputs_.size(), num_tensors_));
   for (const FxInput& in : inputs_) {
     switch (in.kind) {
       case FxInput::Kind::Tensor:
@@ -138,6 +141,8 @@ std::vector<py::Ref> PythonGraph::run(PyObject* const* values) const {
         break;
     }
   }
+  if (inputs_.empty())
+    for (size_t i = 0; i < num_tensors_; ++i) held.push_back(py::Ref::borrow(values[i]));
   std::vector<PyObject*> args;
   args.reserve(held.size());
   for (const py::Ref& o : held) args.push_back(o.get());

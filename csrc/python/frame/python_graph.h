@@ -38,7 +38,7 @@ class PythonGraph {
   std::vector<py::Ref> run(PyObject* const* values) const;
 
  private:
-  std::vector<FxInput> inputs_;
+  std::vector<FxInput> inputs_;  // empty: the tensors alone
   size_t num_tensors_, num_outputs_;
   py::Ref callable_;
 };
