@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <map>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "codegen/common/shape.h"
+#include "codegen/common/source.h"
 
 namespace kiln::codegen {
 
@@ -209,13 +209,6 @@ constexpr int64_t kBlock = 8192;
 
 bool is_half(DType t) { return is_floating(t) && dtype_size(t) == 2; }
 
-std::string identifier(const std::string& name) {
-  std::string text = name.empty() || std::isdigit(static_cast<unsigned char>(name[0])) ? "b" + name : name;
-  for (char& c : text)
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  return text;
-}
-
 std::string integer(int64_t v) { return v == INT64_MIN ? "INT64_MIN" : std::to_string(v); }
 
 std::string floating(double v, DType t) {
@@ -241,7 +234,7 @@ class Writer {
   CppKernel write() {
     const size_t num_segments = kernel_.segments.size();
     const size_t num_args = kernel_.args.size() / std::max<size_t>(num_segments, 1);
-    name_buffers(num_args);
+    names_ = name_buffers(kernel_, buffers_, num_args);
     const bool runs = n_.outer_size() > 0;
     // Without loops of its own in a stage, the last outer variable is the innermost loop; else a unit is one point.
     const bool pointwise =
@@ -319,73 +312,37 @@ class Writer {
   static std::string state(ValueId id) { return "r" + std::to_string(id); }
 
   // --- buffers ---
-  void name_buffers(size_t num_args) {
-    std::map<std::string, int> taken;
-    const auto give = [&](BufferId b) {
-      std::string name = identifier(buffers_.at(static_cast<size_t>(b)).name) + "_";
-      if (const int n = taken[name]++) name += std::to_string(n) + "_";
-      names_[b] = std::move(name);
-    };
-    for (size_t i = 0; i < num_args; ++i) give(kernel_.args[i].buffer);
-    for (const Stage& s : n_.stages)
-      for (ValueId id : s.body)
-        if (const BufferId b = inst(id).buffer; b >= 0 && !names_.count(b)) {
-          give(b);
-          scratch_.push_back(b);
-        }
-  }
   void declare_pointers(size_t num_args, const std::string& from) {
     for (size_t i = 0; i < num_args; ++i) {
       const schedule::KernelArg& a = kernel_.args[i];
       const std::string type = type_name(buffers_.at(static_cast<size_t>(a.buffer)).dtype);
-      line("auto* " + names_.at(a.buffer) + " = static_cast<" + (a.written ? "" : "const ") + type + "*>(buffers[" +
+      line("auto* " + names_.of.at(a.buffer) + " = static_cast<" + (a.written ? "" : "const ") + type + "*>(buffers[" +
            from + std::to_string(i) + "]);");
     }
   }
   void scratch() {
-    for (BufferId b : scratch_) {
+    for (BufferId b : names_.scratch) {
       const loops::Buffer& buffer = buffers_.at(static_cast<size_t>(b));
-      KILN_CHECK(buffer.kind == BufferKind::Scratch, "a kernel touches " + buffer.name + ", which is no argument");
       // A vector of bool has no memory of bools.
       const std::string type = buffer.dtype == DType::Bool ? "uint8_t" : type_name(buffer.dtype);
-      line("std::vector<" + type + "> " + names_.at(b) + "(" + integer(std::max<int64_t>(buffer.numel, 1)) + ");");
+      line("std::vector<" + type + "> " + names_.of.at(b) + "(" + integer(std::max<int64_t>(buffer.numel, 1)) + ");");
     }
   }
 
   // --- indices ---
-  std::string index(const Expr& e) const {
-    std::string text;
-    for (const symbolic::Term& t : e.terms()) {
-      const int64_t magnitude = t.coef < 0 ? -t.coef : t.coef;
-      text += t.coef < 0 ? (text.empty() ? "-" : " - ") : (text.empty() ? "" : " + ");
-      text += (magnitude == 1 ? "" : integer(magnitude) + " * ") + atom(*t.atom);
-    }
-    if (text.empty()) return integer(e.constant());
-    if (e.constant()) text += (e.constant() < 0 ? " - " : " + ") + integer(std::abs(e.constant()));
-    return text;
+  static std::string index(const Expr& e) {
+    static const IndexStyle style{"/",
+                                  "kiln::floor_div",
+                                  "kiln::floor_mod",
+                                  "std::min<int64_t>",
+                                  "std::max<int64_t>",
+                                  [](const symbolic::AtomNode& v) {
+                                    return (v.var_kind == symbolic::VarKind::Indirect ? "t" : "i") +
+                                           std::to_string(v.id);
+                                  }};
+    return index_text(e, style);
   }
-  std::string atom(const symbolic::AtomNode& a) const {
-    using symbolic::AtomKind;
-    const bool positive = a.a.range().lo >= 0;
-    switch (a.kind) {
-      case AtomKind::Var:
-        return (a.var_kind == symbolic::VarKind::Indirect ? "t" : "i") + std::to_string(a.id);
-      case AtomKind::FloorDiv:
-        return positive ? "((" + index(a.a) + ") / " + integer(a.divisor) + ")"
-                        : "kiln::floor_div(" + index(a.a) + ", " + integer(a.divisor) + ")";
-      case AtomKind::Mod:
-        return positive ? "((" + index(a.a) + ") % " + integer(a.divisor) + ")"
-                        : "kiln::floor_mod(" + index(a.a) + ", " + integer(a.divisor) + ")";
-      case AtomKind::Min:
-        return "std::min<int64_t>(" + index(a.a) + ", " + index(a.b) + ")";
-      case AtomKind::Max:
-        return "std::max<int64_t>(" + index(a.a) + ", " + index(a.b) + ")";
-      case AtomKind::Product:
-        return "(" + index(a.a) + ") * (" + index(a.b) + ")";
-    }
-    throw InternalError("an index of no kind");
-  }
-  std::string element(const Inst& i) const { return names_.at(i.buffer) + "[" + index(i.index) + "]"; }
+  std::string element(const Inst& i) const { return names_.of.at(i.buffer) + "[" + index(i.index) + "]"; }
   std::string loaded(const Inst& i) const {
     const bool packed = i.dtype == DType::Bool && buffers_[static_cast<size_t>(i.buffer)].kind == BufferKind::Scratch;
     return packed ? element(i) + " != 0" : element(i);
@@ -463,12 +420,7 @@ class Writer {
     for (ValueId a : i.args) text += (text.empty() ? "" : ", ") + value(a);
     return text;
   }
-  int error(const std::string& message) {
-    const auto found = std::find(out_.errors.begin(), out_.errors.end(), message);
-    if (found != out_.errors.end()) return static_cast<int>(found - out_.errors.begin()) + 1;
-    out_.errors.push_back(message);
-    return static_cast<int>(out_.errors.size());
-  }
+  int error(const std::string& message) { return error_number(out_.errors, message); }
 
   void step(ValueId id, const Inst& i) {
     const std::string type = i.op == Opcode::Store || i.op == Opcode::Indirect ? "" : type_name(i.dtype);
@@ -544,8 +496,7 @@ class Writer {
   const std::vector<loops::Buffer>& buffers_;
   CppKernel out_;
   int depth_ = 0;
-  std::unordered_map<BufferId, std::string> names_;
-  std::vector<BufferId> scratch_;
+  BufferNames names_;
   std::unordered_map<ValueId, int> numbers_;  // of values in their names
 };
 
