@@ -14,7 +14,7 @@ namespace kiln {
   X(graph_breaks, "graph breaks with the user's stack, cause and hint")                       \
   X(aot, "joint, forward and backward graphs")                                                \
   X(loops, "loop-level IR before and after scheduling")                                       \
-  X(output_code, "kernels as C++ source, and the artifact's steps")                           \
+  X(output_code, "kernels as C++ (or Triton) source, and the artifact's steps")               \
   X(llvm_ir, "kernels as LLVM has optimized them")                                            \
   X(compiled_autograd, "backwards under kiln.compiled_autograd, and why others run in eager") \
   X(timing, "time of every stage and pass")                                                   \

@@ -10,6 +10,7 @@
 #include "base/pass.h"
 #include "base/timer.h"
 #include "codegen/cpp/emit.h"
+#include "codegen/triton/emit.h"
 #include "compiler/build_plan.h"
 #include "compiler/freeze.h"
 #include "decompose/decompose.h"
@@ -35,6 +36,39 @@ void* resolve(const std::string& name) {
     if (library)
       if (void* f = dlsym(library, name.c_str())) return f;
   return dlsym(RTLD_DEFAULT, name.c_str());
+}
+
+/// Kernels from Triton source; those that Triton cannot express are made by LLVM.
+std::vector<codegen::CompiledKernel> compile_by_triton(const schedule::Plan& schedule,
+                                                       const codegen::CompileOptions& options) {
+  std::vector<std::string> reasons;
+  auto kernels = codegen::compile_triton(schedule.kernels, schedule.buffers, reasons);
+  std::vector<schedule::Kernel> others;
+  for (size_t k = 0; k < reasons.size(); ++k) {
+    if (reasons[k].empty()) continue;
+    log_artifact(Topic::fallback, "kernel " + schedule.kernels[k].nest.name + " is LLVM's, not Triton's", reasons[k]);
+    others.push_back(schedule.kernels[k]);
+  }
+  auto by_llvm = codegen::compile_llvm(std::move(others), schedule.buffers, options);
+  for (size_t k = 0, at = 0; k < reasons.size(); ++k)
+    if (!reasons[k].empty()) kernels[k] = std::move(by_llvm[at++]);
+  return kernels;
+}
+
+std::vector<codegen::CompiledKernel> compile_kernels(const schedule::Plan& schedule,
+                                                     const codegen::CompileOptions& options,
+                                                     const std::string& emitter) {
+  if (emitter == "llvm") return codegen::compile_llvm(schedule.kernels, schedule.buffers, options);
+  if (emitter == "cpp") return codegen::compile_cpp(schedule.kernels, schedule.buffers);
+  if (emitter == "triton") return compile_by_triton(schedule, options);
+  throw UserError("emitter is 'llvm', 'cpp' or 'triton', not '" + emitter + "'");
+}
+
+/// Source of kernel `k`, as KILN_LOGS=output_code prints it.
+std::string source_of(const schedule::Plan& schedule, const std::vector<codegen::CompiledKernel>& kernels, size_t k,
+                      const std::string& emitter) {
+  if (emitter == "triton" && kernels[k].text) return *kernels[k].text;
+  return codegen::emit_cpp(schedule.kernels[k], schedule.buffers, schedule.kernels[k].nest.name).text;
 }
 
 std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> g) {
@@ -74,7 +108,8 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
   }
   if (log_enabled(Topic::loops)) log_artifact(Topic::loops, g->name + " after scheduling", print(schedule));
 
-  // Kernels -> machine code.
+  // Kernels -> functions.
+  const std::string emitter = options().emitter;
   std::vector<codegen::CompiledKernel> kernels;
   {
     StageTimer timer("codegen");
@@ -85,17 +120,14 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
     c.reuse = pass_enabled("codegen.reuse");
     c.store = runtime::disk_cache();
     c.resolve = resolve;
-    const std::string& emitter = options().emitter;
-    if (emitter != "llvm" && emitter != "cpp") throw UserError("emitter is 'llvm' or 'cpp', not '" + emitter + "'");
-    kernels = emitter == "cpp" ? codegen::compile_cpp(schedule.kernels, schedule.buffers)
-                               : codegen::compile_llvm(schedule.kernels, schedule.buffers, c);
+    kernels = compile_kernels(schedule, c, emitter);
   }
   if (log_enabled(Topic::output_code))
-    for (const schedule::Kernel& k : schedule.kernels)
-      log_artifact(Topic::output_code, k.nest.name, codegen::emit_cpp(k, schedule.buffers, k.nest.name).text);
+    for (size_t k = 0; k < kernels.size(); ++k)
+      log_artifact(Topic::output_code, schedule.kernels[k].nest.name, source_of(schedule, kernels, k, emitter));
   if (log_enabled(Topic::llvm_ir))
     for (const codegen::CompiledKernel& k : kernels)
-      if (k.text) log_artifact(Topic::llvm_ir, k.name, *k.text);
+      if (k.text && emitter == "llvm") log_artifact(Topic::llvm_ir, k.name, *k.text);
 
   // Everything into slots and steps.
   StageTimer timer("plan");

@@ -104,7 +104,7 @@ def test_without_a_compiler_it_says_so(monkeypatch):
 
 def test_an_unknown_emitter():
     f = kiln.compile(lambda x: x * 2 + 1, options={"emitter": "fortran"})
-    with pytest.raises(UserError, match="'llvm' or 'cpp'"):
+    with pytest.raises(UserError, match="'cpp' or 'triton'"):
         f(torch.ones(3))
 
 
