@@ -1,6 +1,9 @@
 """kiln behind PyTorch's own front end: torch.compile(f, backend="kiln")."""
 
 import importlib
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -100,3 +103,28 @@ def test_torch_compiled_code_below_a_compiled_function():
             x = torch.linspace(-1, 1, n)
             assert_same(f(x), compiled(x))
             assert_same(torch.relu(x) * 2, kiln.compile(lambda x: torch.relu(x) * 2)(x))
+
+
+def test_a_training_step_after_torch_compile():
+    """PyTorch's compiler wraps functions of optimizers once it runs; capture knows them all the same."""
+    program = """
+import torch
+import kiln
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(net.parameters())
+
+@kiln.compile(fullgraph=True)
+def step(x):
+    optimizer.zero_grad()
+    loss = net(x).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+print([step(torch.ones(1, 2)).item() for _ in range(3)])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"KILN_STRICT": "1"}
+    )
+    assert done.returncode == 0 and done.stdout.startswith("["), done.stderr

@@ -102,6 +102,20 @@ struct Tables {
     return o;
   }
 
+  /// What the other compiler has wrapped to keep away from it, once it runs in this process: all its wrappers have one
+  /// code.
+  static py::Ref without_peer(py::Ref f) {
+    while (f && PyFunction_Check(f.get())) {
+      PyObject* code = reinterpret_cast<PyFunctionObject*>(f.get())->func_code;
+      const std::string_view file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code)->co_filename);
+      if (file.find("/torch/_dynamo/") == std::string_view::npos) break;
+      py::Ref inner = py::Ref::steal(PyObject_GetAttrString(f.get(), "__wrapped__"));
+      if (!inner) PyErr_Clear();
+      f = std::move(inner);
+    }
+    return f;
+  }
+
   static bool is_group(const Row& row) { return std::string_view(row.path).ends_with(".*"); }
 
   /// Every callable of a module or class.
@@ -181,6 +195,7 @@ struct Tables {
         }
         o = std::move(inner);
       }
+      o = without_peer(std::move(o));
       if (!o || !PyFunction_Check(o.get())) {
         unresolved.push_back(row.path);
         continue;
