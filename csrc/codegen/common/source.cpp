@@ -84,6 +84,34 @@ std::string index_text(const symbolic::Expr& e, const IndexStyle& style) {
   return text;
 }
 
+bool is_half(DType t) { return is_floating(t) && dtype_size(t) == 2; }
+
+const char* shared_infix(loops::Opcode op) {
+  using loops::Opcode;
+  switch (op) {
+    case Opcode::And:
+      return "&";
+    case Opcode::Or:
+      return "|";
+    case Opcode::Xor:
+      return "^";
+    case Opcode::Eq:
+      return "==";
+    case Opcode::Ne:
+      return "!=";
+    case Opcode::Lt:
+      return "<";
+    case Opcode::Le:
+      return "<=";
+    case Opcode::Gt:
+      return ">";
+    case Opcode::Ge:
+      return ">=";
+    default:
+      return nullptr;
+  }
+}
+
 int error_number(std::vector<std::string>& errors, const std::string& message) {
   const auto found = std::find(errors.begin(), errors.end(), message);
   if (found == errors.end()) errors.push_back(message);

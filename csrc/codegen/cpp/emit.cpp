@@ -181,33 +181,13 @@ const char* infix(Opcode op, DType t) {
       return is_floating(t) ? "*" : nullptr;
     case Opcode::Div:
       return "/";
-    case Opcode::And:
-      return "&";
-    case Opcode::Or:
-      return "|";
-    case Opcode::Xor:
-      return "^";
-    case Opcode::Eq:
-      return "==";
-    case Opcode::Ne:
-      return "!=";
-    case Opcode::Lt:
-      return "<";
-    case Opcode::Le:
-      return "<=";
-    case Opcode::Gt:
-      return ">";
-    case Opcode::Ge:
-      return ">=";
     default:
-      return nullptr;
+      return shared_infix(op);
   }
 }
 
 /// Elements of the innermost loop that are one unit at most.
 constexpr int64_t kBlock = 8192;
-
-bool is_half(DType t) { return is_floating(t) && dtype_size(t) == 2; }
 
 std::string integer(int64_t v) { return v == INT64_MIN ? "INT64_MIN" : std::to_string(v); }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "codegen/common/source.h"
 
 namespace kiln::codegen::triton {
 
@@ -36,8 +37,6 @@ std::string type_name(DType t) {
       throw Unsupported("Triton has no " + std::string(dtype_name(t)));
   }
 }
-
-bool is_half(DType t) { return is_floating(t) && dtype_size(t) == 2; }
 
 namespace {
 
@@ -126,26 +125,8 @@ const char* infix(Opcode op, DType t) {
       return flag ? "|" : nullptr;
     case Opcode::Minimum:
       return flag ? "&" : nullptr;
-    case Opcode::And:
-      return "&";
-    case Opcode::Or:
-      return "|";
-    case Opcode::Xor:
-      return "^";
-    case Opcode::Eq:
-      return "==";
-    case Opcode::Ne:
-      return "!=";
-    case Opcode::Lt:
-      return "<";
-    case Opcode::Le:
-      return "<=";
-    case Opcode::Gt:
-      return ">";
-    case Opcode::Ge:
-      return ">=";
     default:
-      return nullptr;
+      return shared_infix(op);
   }
 }
 

@@ -10,7 +10,6 @@ namespace kiln::codegen::triton {
 
 /// "tl.float32". Throws Unsupported for complex dtypes.
 std::string type_name(DType t);
-bool is_half(DType t);
 
 /// The number of a constant alone: Triton gives it the dtype of what it meets. `i` is a ConstInt or ConstFloat.
 std::string literal(const loops::Inst& i);

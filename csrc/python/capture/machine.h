@@ -572,10 +572,10 @@ class Machine {
   std::unordered_map<graph::Value, graph::Value> made_as;   // what that was first, of values that were written in place
   int torch_depth = 0;
   void mirror_node(graph::Node& traced);
-  /// Appends the node of a call that recorded something. False with an error set if its arguments fit no graph.
   /// An argument of the torch-level graph that is an open size.
   graph::Arg size_arg(const symbolic::Expr& e);
   void finish_torch_sizes();
+  /// Appends the node of a call that recorded something. False with an error set if its arguments fit no graph.
   bool record_torch_level(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* result);
   bool to_arg(PyObject* o, graph::Arg* out);
   graph::Value torch_value_of(PyObject* tensor);
