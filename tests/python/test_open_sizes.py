@@ -554,3 +554,26 @@ def test_what_a_changing_float_can_do():
     for k in (1.0, 2.5, 3.0, 4.25):
         x = torch.randn(3)
         assert_same(compiled(x, k), f(x, k))
+
+
+def test_an_exception_of_the_programs_own_is_raised_once():
+    class Refuses:
+        def __init__(self):
+            self.asked = 0
+
+        def __radd__(self, other):
+            self.asked += 1
+            raise TypeError("no sum")
+
+    def f(x, k, refuses):
+        try:
+            y = k + refuses
+        except TypeError:
+            y = refuses.asked
+        return x[k:] * k, y
+
+    compiled = kiln.compile(f)
+    for k in (1, 2, 3, 5, 3, 2):
+        x, mine, theirs = torch.randn(12), Refuses(), Refuses()
+        assert_same(compiled(x, k, mine), f(x, k, theirs))
+        assert mine.asked == theirs.asked == 1

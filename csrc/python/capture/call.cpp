@@ -290,8 +290,11 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   if (reinterpret_cast<PyObject*>(t) == names().partial) return call_partial(callable, args, nargsf, kwnames);
   if (t == &PyCFunction_Type || t == &PyCMethod_Type || t == &PyMethodDescr_Type || t == &PyWrapperDescr_Type ||
       t == &_PyMethodWrapper_Type || t == &PyClassMethodDescr_Type) {
+    const int64_t before = instructions;
     PyObject* r = call_c(callable, args, nargsf, kwnames);
-    return r ? r : retry_with_numbers(args, all, [&](PyObject* const* v) { return call_c(callable, v, n, kwnames); });
+    return r ? r : retry_with_numbers(before, args, all, [&](PyObject* const* v) {
+      return call_c(callable, v, n, kwnames);
+    });
   }
   if (is_torch_operator(callable)) {
     guard_identity(callable);

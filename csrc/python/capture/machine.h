@@ -345,8 +345,9 @@ class Machine {
   /// Ends this attempt, since the value of `number` is needed. Null.
   PyObject* specialize(PyObject* number);
   /// After a call that raised: what stands for a number among `args` may lack what the number has. Then the numbers
-  /// themselves are tried; else null, with the exception.
-  PyObject* retry_with_numbers(PyObject* const* args, size_t n,
+  /// themselves are tried; else null, with the exception. `before`: `instructions` at the call. What ran code of the
+  /// program's own is not tried again with sizes.
+  PyObject* retry_with_numbers(int64_t before, PyObject* const* args, size_t n,
                                const std::function<PyObject*(PyObject* const* values)>& again);
   PyObject* need_values(PyObject* sources);
   /// What item() gives for `tensor`, as a number; null without an error if that call is no such, or must break the

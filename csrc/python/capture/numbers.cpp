@@ -196,12 +196,12 @@ PyObject* Machine::specialize(PyObject* number) {
   return sources ? number_step(args, 2) : nullptr;
 }
 
-PyObject* Machine::retry_with_numbers(PyObject* const* args, size_t n,
+PyObject* Machine::retry_with_numbers(int64_t before, PyObject* const* args, size_t n,
                                       const std::function<PyObject*(PyObject* const*)>& again) {
   if (broken || !(PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_AttributeError)))
     return nullptr;
   PyObject* number = number_among(args, n, /*nested=*/true);
-  if (!number && !size_among(args, n)) return nullptr;
+  if (!number && (instructions != before || !size_among(args, n))) return nullptr;
   PyErr_Clear();
   return number ? specialize(number) : on_values(args, n, again);
 }

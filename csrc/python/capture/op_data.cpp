@@ -60,8 +60,10 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
 }
 
 PyObject* operate(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
+  const int64_t before = m.instructions;
   PyObject* r = operate_once(m, op, args, n, f);
-  return r ? r : m.retry_with_numbers(args, n, [&](PyObject* const* v) { return operate_once(m, op, v, n, f); });
+  return r ? r
+           : m.retry_with_numbers(before, args, n, [&](PyObject* const* v) { return operate_once(m, op, v, n, f); });
 }
 
 namespace {
