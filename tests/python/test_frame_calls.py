@@ -370,7 +370,7 @@ def test_recompile_limit_runs_eager():
     def f(x, k):
         return x * k
 
-    compiled = kiln.compile(f, backend=counter, options={"recompile_limit": 2})
+    compiled = kiln.compile(f, backend=counter, dynamic=False, options={"recompile_limit": 2})
     with pytest.warns(UserWarning, match="recompile limit"):
         for k in range(5):
             assert_same(compiled(X, k), X * k)
@@ -382,7 +382,7 @@ def test_each_compiled_callable_has_its_own_recompile_limit(recwarn):
     counter = CompileCounter()
 
     def factory(k):
-        return kiln.compile(lambda x: x * k, backend=counter)
+        return kiln.compile(lambda x: x * k, backend=counter, dynamic=False)
 
     class Layer(torch.nn.Module):
         def __init__(self, k):
