@@ -156,4 +156,12 @@ const OpInfo& get_op(graph::Op op) {
 }
 const OpInfo& get_op(std::string_view name) { return get_op(graph::Op(name)); }
 
+bool returns_tensors(const c10::FunctionSchema& schema) {
+  for (const auto& r : schema.returns()) {
+    const auto kind = r.type()->kind();
+    if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType) return true;
+  }
+  return schema.returns().empty();
+}
+
 }  // namespace kiln::aten

@@ -55,6 +55,10 @@ const OpInfo* find_op(graph::Op op);
 const OpInfo& get_op(graph::Op op);
 const OpInfo& get_op(std::string_view name);
 
+/// Whether calls give tensors or lists, or nothing (what they do is in their arguments then); else they give a dtype,
+/// a number, a truth.
+bool returns_tensors(const c10::FunctionSchema& schema);
+
 /// Calls f(graph::Value) for each tensor that the call's operator writes, by its schema.
 template <class F>
 void for_each_written(const graph::Node& n, F&& f) {

@@ -58,14 +58,6 @@ void collect(const c10::IValue& v, std::vector<at::Tensor>& out, bool& list) {
   }
 }
 
-bool returns_tensors(const c10::FunctionSchema& schema) {
-  for (const auto& r : schema.returns()) {
-    const auto kind = r.type()->kind();
-    if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType) return true;
-  }
-  return schema.returns().empty();
-}
-
 /// Why a call of an operator stays outside of graphs; empty if nothing speaks against it.
 std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const auto& schema = op.schema();

@@ -37,6 +37,8 @@ int dtype_size(DType t);
 /// 'b', 'u', 'i', 'f', 'c' or 'o', see KILN_DTYPES.
 char dtype_kind(DType t);
 inline bool is_floating(DType t) { return dtype_kind(t) == 'f'; }
+/// float16 and bfloat16, which are computed with as float32.
+inline bool is_half(DType t) { return t == DType::Float16 || t == DType::BFloat16; }
 inline bool is_complex(DType t) { return dtype_kind(t) == 'c'; }
 /// bool, unsigned or signed integer.
 inline bool is_integral(DType t) { return dtype_kind(t) == 'b' || dtype_kind(t) == 'u' || dtype_kind(t) == 'i'; }

@@ -74,11 +74,7 @@ void Recorder::called(const aten::OpInfo& op, c10::ArrayRef<c10::IValue> args, c
   const bool writes = op.kind == OpKind::InPlace || op.kind == OpKind::Out;
   if (op.kind != OpKind::Functional && op.kind != OpKind::View && !(in_place && writes))
     throw Unsupported(op.op.name() + " writes in place and has no functional form");
-  // Of dtypes, say: who asked has the answer.
-  if (std::none_of(results.begin(), results.end(),
-                   [](const c10::IValue& r) { return r.isTensor() || r.isTensorList() || r.isNone(); }) &&
-      !results.empty())
-    return;
+  if (!aten::returns_tensors(op.schema())) return;  // who asked has the answer
   const std::vector<at::Tensor> tensors = aten::flatten_tensors(results);
   static const graph::Op kDetach("aten::detach"), kAlias("aten::alias"), kLift("aten::lift_fresh"),
       kLiftCopy("aten::lift");

@@ -24,7 +24,7 @@ const graph::Op& constant_op() {
 }
 
 /// Why the call cannot be made at other sizes; empty if it can.
-std::string refusal(const Node& n) {
+std::string call_refusal(const Node& n) {
   if (n.op == constant_op()) return "";
   if (n.checkpoint) return "a checkpointed call";
   const aten::OpInfo* op = n.op.name().starts_with("kiln_functional::") ? nullptr : aten::find_op(n.op);
@@ -38,9 +38,23 @@ bool same_layout(const at::Tensor& t, const graph::TensorMeta& m) {
 }
 }  // namespace
 
-std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const graph::Graph> traced, const Sizes& sizes,
-                                                       std::string* why) {
-  if (*why = sizes.refused(); !why->empty()) return nullptr;
+std::string SizedProgram::refusal(const graph::Graph& traced, const Sizes& sizes) {
+  if (!sizes.refused().empty()) return sizes.refused();
+  std::unordered_set<const Node*> there;
+  for (const auto& n : traced.nodes()) {
+    there.insert(n.get());
+    if (n->kind == graph::NodeKind::Placeholder) continue;
+    if (std::string why = call_refusal(*n); !why.empty()) return why;
+  }
+  const auto is_gone = [&](const auto& asked) { return asked.value && !there.contains(asked.value.node); };
+  const bool gone = std::any_of(sizes.leaves().begin(), sizes.leaves().end(), is_gone) ||
+                    std::any_of(sizes.conditions().begin(), sizes.conditions().end(), is_gone);
+  return gone ? "a size of what the graph does not compute" : "";
+}
+
+std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const graph::Graph> traced, const Sizes& sizes) {
+  const std::string why = refusal(*traced, sizes);
+  KILN_CHECK(why.empty(), why);
   auto program = std::make_shared<SizedProgram>();
   program->graph_ = traced;
   program->conditions_ = sizes.conditions();
@@ -57,7 +71,6 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
   }
   for (const auto& n : traced->nodes()) {
     if (n->kind == graph::NodeKind::Placeholder) continue;
-    if (*why = refusal(*n); !why->empty()) return nullptr;
     Step step;
     step.node = n.get();
     program->autocast_ |= n->autocast != DType::Opaque;
@@ -73,11 +86,7 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     step_of[n.get()] = program->steps_.size();
     program->steps_.push_back(std::move(step));
   }
-  const auto step_at = [&](Value v) -> Step* {
-    const auto it = step_of.find(v.node);
-    if (it == step_of.end()) *why = "a size of what the graph does not compute";
-    return it == step_of.end() ? nullptr : &program->steps_[it->second];
-  };
+  const auto step_at = [&](Value v) -> Step& { return program->steps_[step_of.at(v.node)]; };
   for (const Sizes::Argument& a : sizes.arguments()) {
     const auto it = step_of.find(a.node);
     if (it != step_of.end()) program->steps_[it->second].sizes.push_back({a.arg, a.item, a.size});
@@ -89,16 +98,12 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
       program->ints_.emplace_back(i, static_cast<size_t>(leaf.dim));
       continue;
     }
-    Step* step = step_at(leaf.value);
-    if (!step) return nullptr;
-    step->leaves.push_back({slot_of(leaf.value), leaf.dim, static_cast<int>(i)});
+    step_at(leaf.value).leaves.push_back({slot_of(leaf.value), leaf.dim, static_cast<int>(i)});
     known_at[i] = step_of[leaf.value.node];
   }
   for (const Sizes::Condition& c : program->conditions_) {
     if (c.kind != Sizes::Condition::Kind::Compare) {
-      Step* step = step_at(c.value);
-      if (!step) return nullptr;
-      step->checks.push_back({&c, slot_of(c.value)});
+      step_at(c.value).checks.push_back({&c, slot_of(c.value)});
       continue;
     }
     size_t at = 0;

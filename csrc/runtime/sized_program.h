@@ -19,10 +19,11 @@ struct SizesDiffer : std::exception {
 /// Python: what a call of sizes that nothing is compiled for is done by. Immutable; thread-safe.
 class SizedProgram {
  public:
-  /// Null, with `*why` set, if other sizes cannot be run: calls that the dispatcher does not know, tensors whose sizes
-  /// change in place, sizes of what is no longer in the graph.
-  static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes,
-                                                  std::string* why);
+  /// Why other sizes cannot be run: calls that the dispatcher does not know, tensors whose sizes change in place, sizes
+  /// of what is no longer in the graph. Empty if they can.
+  static std::string refusal(const graph::Graph& traced, const aten::Sizes& sizes);
+  /// Throws InternalError where there is a refusal().
+  static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes);
   size_t num_inputs() const { return graph_->inputs().size(); }
   /// What the program is given beside the graph's inputs: the ints of leaves without a value.
   using Ints = std::vector<int64_t>;

@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import kiln
+from kiln import _triton
 from kiln.testing import assert_same, difference
-
-pytest.importorskip("triton")
-from kiln import _triton  # noqa: E402
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.float64: 1e-10}
 

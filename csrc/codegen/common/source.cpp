@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <map>
 
 #include "base/error.h"
@@ -84,7 +85,14 @@ std::string index_text(const symbolic::Expr& e, const IndexStyle& style) {
   return text;
 }
 
-bool is_half(DType t) { return is_floating(t) && dtype_size(t) == 2; }
+std::string float_digits(double v, DType t) {
+  char digits[64];
+  char* end = t == DType::Float64 ? std::to_chars(digits, digits + sizeof digits, v).ptr
+                                  : std::to_chars(digits, digits + sizeof digits, static_cast<float>(v)).ptr;
+  std::string text(digits, end);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
 
 const char* shared_infix(loops::Opcode op) {
   using loops::Opcode;

@@ -35,8 +35,8 @@ std::string index_text(const symbolic::Expr& e, const IndexStyle& style);
 /// The operator between two operands that means in C++ and in Python what the opcode means, whatever their dtype; null
 /// if there is none.
 const char* shared_infix(loops::Opcode op);
-/// bfloat16 and float16, which are computed with as float32.
-bool is_half(DType t);
+/// The fewest digits that give a finite number of the dtype back, with a point or an exponent; half types as float32.
+std::string float_digits(double v, DType t);
 
 /// The number, from one, of `message` among `errors`, to which it is added if it is new.
 int error_number(std::vector<std::string>& errors, const std::string& message);

@@ -1,7 +1,6 @@
 #include "codegen/cpp/emit.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <unordered_map>
 
@@ -196,12 +195,7 @@ std::string floating(double v, DType t) {
   const char* type = type_name(t);
   if (std::isnan(v)) return std::string("std::numeric_limits<") + type + ">::quiet_NaN()";
   if (std::isinf(v)) return std::string(v < 0 ? "-" : "") + "std::numeric_limits<" + type + ">::infinity()";
-  char digits[64];
-  char* end = t == DType::Float32 ? std::to_chars(digits, digits + sizeof digits, static_cast<float>(v)).ptr
-                                  : std::to_chars(digits, digits + sizeof digits, v).ptr;
-  std::string text(digits, end);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return t == DType::Float32 ? text + "f" : text;
+  return float_digits(v, t) + (t == DType::Float32 ? "f" : "");
 }
 
 class Writer {

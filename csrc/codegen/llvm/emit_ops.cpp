@@ -16,7 +16,6 @@ int width_of(llvm::Value* v) {
   const auto* t = llvm::dyn_cast<llvm::FixedVectorType>(v->getType());
   return t ? static_cast<int>(t->getNumElements()) : 1;
 }
-bool is_half(DType t) { return t == DType::BFloat16 || t == DType::Float16; }
 bool is_signed(DType t) { return dtype_kind(t) == 'i'; }
 }  // namespace
 

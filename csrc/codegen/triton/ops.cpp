@@ -1,6 +1,5 @@
 #include "codegen/triton/ops.h"
 
-#include <charconv>
 #include <cmath>
 
 #include "base/error.h"
@@ -45,12 +44,7 @@ bool is_signed(DType t) { return dtype_kind(t) == 'i'; }
 std::string float_text(double v, DType t) {
   if (std::isnan(v)) return "float(\"nan\")";
   if (std::isinf(v)) return v < 0 ? "float(\"-inf\")" : "float(\"inf\")";
-  char digits[64];
-  char* end = t == DType::Float64 ? std::to_chars(digits, digits + sizeof digits, v).ptr
-                                  : std::to_chars(digits, digits + sizeof digits, static_cast<float>(v)).ptr;
-  std::string text(digits, end);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
+  return float_digits(v, t);
 }
 
 /// A number of an integer dtype, as it wraps.

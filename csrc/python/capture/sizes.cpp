@@ -249,24 +249,6 @@ PyMethodDef methods[] = {
 PyObject* class_of_size(PyObject*, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(&PyLong_Type)); }
 PyGetSetDef class_getter = {"__class__", &class_of_size, nullptr, nullptr, nullptr};
 
-void make_type() {
-  if (size_type) return;
-  const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
-  size_type = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
-  auto* type = reinterpret_cast<PyObject*>(size_type);
-  const auto add = [&](const char* name, PyObject* made) {
-    const py::Ref descr = py::check(made);
-    if (PyObject_SetAttrString(type, name, descr.get()) < 0) throw py::PythonError{};
-  };
-  for (PyMethodDef& def : methods) add(def.ml_name, PyDescr_NewMethod(size_type, &def));
-  for (PyMethodDef* def : {&m_hash, &m_str, &m_repr, &m_format, &m_float, &m_invert, &m_round, &m_reduce_ex})
-    add(def->ml_name, PyDescr_NewMethod(size_type, def));
-  // By the dictionary: the type has a __class__ of its own, which an assignment would be for.
-  const py::Ref getter = py::check(PyDescr_NewGetSet(size_type, &class_getter));
-  if (PyDict_SetItemString(size_type->tp_dict, "__class__", getter.get()) < 0) throw py::PythonError{};
-  PyType_Modified(size_type);
-}
-
 /// Attributes of tensors, and functions of them that give no tensor, that do not tell sizes.
 bool tells_no_size(std::string_view name) {
   static const auto* names = new std::unordered_set<std::string_view>{
@@ -362,7 +344,23 @@ int count_slices(PyObject* index) {
 }
 }  // namespace
 
-void load_sizes() { make_type(); }
+void load_sizes() {
+  if (size_type) return;
+  const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
+  size_type = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
+  auto* type = reinterpret_cast<PyObject*>(size_type);
+  const auto add = [&](const char* name, PyObject* made) {
+    const py::Ref descr = py::check(made);
+    if (PyObject_SetAttrString(type, name, descr.get()) < 0) throw py::PythonError{};
+  };
+  for (PyMethodDef& def : methods) add(def.ml_name, PyDescr_NewMethod(size_type, &def));
+  for (PyMethodDef* def : {&m_hash, &m_str, &m_repr, &m_format, &m_float, &m_invert, &m_round, &m_reduce_ex})
+    add(def->ml_name, PyDescr_NewMethod(size_type, def));
+  // By the dictionary: the type has a __class__ of its own, which an assignment would be for.
+  const py::Ref getter = py::check(PyDescr_NewGetSet(size_type, &class_getter));
+  if (PyDict_SetItemString(size_type->tp_dict, "__class__", getter.get()) < 0) throw py::PythonError{};
+  PyType_Modified(size_type);
+}
 
 void Machine::open_sizes() {
   trace.sizes = std::make_shared<Sizes>();

@@ -153,8 +153,9 @@ bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
   else if (result.eager_condition.graph || result.other_branch.graph || result.failed)
     why = "a condition on data";
   else if (for_fx)
-    why = open_for_backend(result);
-  if (why.empty() && runtime::SizedProgram::make(result.traced, *result.sizes, &why)) return true;
+    why = backend_refusal(result);
+  if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, *result.sizes);
+  if (why.empty()) return true;
   close_torch_sizes(result);
   for (guards::Guard& g : result.guards) {
     g.any_dims = 0;
@@ -176,11 +177,10 @@ std::vector<size_t> open_inputs(const CaptureResult& result) {
   return open;
 }
 
-/// Gives the entry the other sizes. To be called last: a backend may look at sizes, which makes conditions.
+/// Gives the entry the other sizes. To be called last: what a backend is given of sizes, and looks at, is in the
+/// program.
 void open_sizes(const CaptureResult& result, const ConfigPtr& config, Entry& entry) {
-  std::string why;
-  auto program = runtime::SizedProgram::make(result.traced, *result.sizes, &why);
-  KILN_CHECK(program, why);
+  auto program = runtime::SizedProgram::make(result.traced, *result.sizes);
   // What has been written cannot be taken back; and a Python backend's graph asks nothing.
   const auto asks = entry.effects.changes || config->backend ? SizedEntry::Asks::All : SizedEntry::Asks::Inputs;
   entry.sizes = std::make_unique<SizedEntry>(std::move(program), open_inputs(result), asks, config);

@@ -30,35 +30,22 @@ uint64_t open_dims(const CaptureResult& captured, size_t i) {
   return 0;
 }
 
-const at::Tensor& example(const CaptureResult& captured, size_t i) {
-  return THPVariable_Unpack(captured.example_inputs[i].get());
-}
-
-/// Calls f(dimension) for each that is open.
-template <class F>
-void for_each_open(const CaptureResult& captured, size_t i, F&& f) {
-  const uint64_t dims = open_dims(captured, i);
-  for (int64_t d = 0; d < example(captured, i).dim(); ++d)
-    if (dims >> d & 1) f(d);
-}
-
-int64_t given_int(const CaptureResult& captured, size_t i) {
-  return PyLong_AsLongLong(captured.open_ints[i].value.get());
-}
-
 std::vector<FxInput> fx_inputs(const CaptureResult& captured, bool open) {
   std::vector<FxInput> inputs;
   for (size_t i = 0; i < captured.inputs.size(); ++i) {
-    if (open)
-      for_each_open(captured, i, [&](int64_t d) {
+    const at::Tensor& example = THPVariable_Unpack(captured.example_inputs[i].get());
+    const uint64_t dims = open ? open_dims(captured, i) : 0;
+    for (int64_t d = 0; d < example.dim(); ++d)
+      if (dims >> d & 1) {
         const graph::Value value = captured.traced->inputs()[i]->out();
-        inputs.push_back({FxInput::Kind::Size, i, d, captured.sizes->size(value, d, example(captured, i).size(d))});
-      });
+        inputs.push_back({FxInput::Kind::Size, i, d, captured.sizes->size(value, d, example.size(d))});
+      }
     inputs.push_back({FxInput::Kind::Tensor, i, 0, {}});
   }
-  for (size_t i = 0; open && i < captured.open_ints.size(); ++i)
-    inputs.push_back(
-        {FxInput::Kind::Int, i, 0, captured.sizes->given(static_cast<int64_t>(i), given_int(captured, i))});
+  for (size_t i = 0; open && i < captured.open_ints.size(); ++i) {
+    const int64_t given = PyLong_AsLongLong(captured.open_ints[i].value.get());
+    inputs.push_back({FxInput::Kind::Int, i, 0, captured.sizes->given(static_cast<int64_t>(i), given)});
+  }
   return inputs;
 }
 
@@ -74,7 +61,7 @@ void close(const CaptureResult& captured, graph::Arg& a) {
 
 void set_to_fx(ToFx f) { to_fx = f; }
 
-std::string open_for_backend(CaptureResult& captured) {
+std::string backend_refusal(const CaptureResult& captured) {
   if (!captured.torch_level) return "a call that no torch.fx graph has a node for";
   // Functions that are one node there ask for sizes of what they compute: these need none.
   std::string unknown;
@@ -84,9 +71,7 @@ std::string open_for_backend(CaptureResult& captured) {
       const graph::Value value = captured.sizes->leaves()[leaf].value;
       if (value && !captured.torch_leaves[leaf]) unknown = value.node->name;
     });
-  if (!unknown.empty()) return "a size of '" + unknown + "', which no node of the torch.fx graph computes";
-  fx_inputs(captured, /*open=*/true);  // makes the variables
-  return "";
+  return unknown.empty() ? "" : "a size of '" + unknown + "', which no node of the torch.fx graph computes";
 }
 
 void close_torch_sizes(CaptureResult& captured) {

@@ -22,9 +22,8 @@ struct FxInput {
 using ToFx = py::Ref (*)(const capture::CaptureResult& captured, const std::vector<FxInput>& inputs);
 void set_to_fx(ToFx to_fx);
 
-/// Gives each open size of the captured graph's inputs a variable, so that a backend is given it. Says why its graph
-/// cannot be for other sizes, or nothing.
-std::string open_for_backend(capture::CaptureResult& captured);
+/// Why a backend's graph cannot be for other sizes; empty if it can.
+std::string backend_refusal(const capture::CaptureResult& captured);
 /// Puts the captured call's sizes into the torch-level graph.
 void close_torch_sizes(capture::CaptureResult& captured);
 

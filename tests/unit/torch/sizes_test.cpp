@@ -39,10 +39,8 @@ struct Halves {
     graph->outputs() = {view};
   }
   std::shared_ptr<const runtime::SizedProgram> program() const {
-    std::string why;
-    auto made = runtime::SizedProgram::make(graph, *sizes, &why);
-    EXPECT_TRUE(made) << why;
-    return made;
+    EXPECT_EQ(runtime::SizedProgram::refusal(*graph, *sizes), "");
+    return runtime::SizedProgram::make(graph, *sizes);
   }
 };
 
@@ -111,9 +109,8 @@ TEST(SizedProgram, IntsAreLeavesToo) {
   sizes->note_argument({part.node, 2, -1, start});
   sizes->note_argument({part.node, 3, -1, start + 2});
   g->outputs() = {part};
-  std::string why;
-  const auto program = runtime::SizedProgram::make(g, *sizes, &why);
-  ASSERT_TRUE(program) << why;
+  ASSERT_EQ(runtime::SizedProgram::refusal(*g, *sizes), "");
+  const auto program = runtime::SizedProgram::make(g, *sizes);
   const at::Tensor v = at::arange(6.0);
   Ints delivered;
   EXPECT_TRUE(at::equal(program->run({v}, {3}, &delivered).at(0), v.slice(0, 3, 5)));
@@ -122,9 +119,8 @@ TEST(SizedProgram, IntsAreLeavesToo) {
 TEST(SizedProgram, RefusesWhatChangesSizesInPlace) {
   Halves h;
   h.graph->add_call(Op("aten::t_"), {h.view}, {f32({3, 8})});
-  std::string why;
-  EXPECT_FALSE(runtime::SizedProgram::make(h.graph, *h.sizes, &why));
-  EXPECT_NE(why.find("aten::t_"), std::string::npos);
+  EXPECT_NE(runtime::SizedProgram::refusal(*h.graph, *h.sizes).find("aten::t_"), std::string::npos);
+  EXPECT_THROW(runtime::SizedProgram::make(h.graph, *h.sizes), InternalError);
 }
 
 }  // namespace
