@@ -1,5 +1,4 @@
 #include <ATen/FunctionalTensorWrapper.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -13,6 +12,7 @@
 #include "aten/pch.h"
 #include "aten/schema.h"
 #include "base/error.h"
+#include "joint/autograd_calls.h"
 #include "joint/joint.h"
 #include "joint/state.h"
 
@@ -21,9 +21,6 @@ namespace kiln::joint {
 using graph::Arg;
 using graph::Node;
 using graph::Value;
-using torch::autograd::Edge;
-using torch::autograd::edge_list;
-using torch::autograd::Engine;
 using torch::autograd::variable_list;
 
 namespace {
@@ -89,75 +86,19 @@ class Replay {
   size_t hook_call(const std::vector<Node*>& nodes, size_t begin);
   at::Tensor run_hook(int64_t number, const at::Tensor& grad);
 
-  variable_list list(const Arg& a) {
-    variable_list out;
-    if (a.is_none()) return out;
-    if (a.is_value()) return {or_undefined(env_, a)};
-    for (const Arg& item : a.list()) out.push_back(or_undefined(env_, item));
-    return out;
+  variable_list list(const Arg& a) const {
+    return tensors_of(a, [&](const Arg& item) { return get(item); });
   }
 
   void set(Node& node, uint32_t i, at::Tensor t) { env_[node.out(i)] = std::move(t); }
 
-  variable_list differentiate(Node& node, const variable_list& of, variable_list tangents, bool keep, bool create,
-                              bool accumulate, const variable_list& inputs) {
-    edge_list roots, targets;
-    variable_list seeds;
-    for (size_t i = 0; i < of.size(); ++i) {
-      TORCH_CHECK(of[i].requires_grad(), "element ", i,
-                  " of tensors does not require grad and does not have a grad_fn");
-      roots.push_back(torch::autograd::impl::gradient_edge(of[i]));
-      at::Tensor seed = i < tangents.size() ? tangents[i] : at::Tensor();
-      if (!seed.defined()) {
-        TORCH_CHECK(of[i].numel() == 1, "grad can be implicitly created only for scalar outputs");
-        seed = at::ones_like(of[i], c10::MemoryFormat::Preserve);
-      }
-      seeds.push_back(std::move(seed));
-    }
-    for (const at::Tensor& t : inputs) {
-      TORCH_CHECK(t.requires_grad(), "One of the differentiated Tensors does not require grad");
-      Edge edge = torch::autograd::impl::gradient_edge(t);
-      targets.push_back(std::move(edge));
-    }
-    TraceState::BackwardScope scope;
-    // The base engine: Python's own wants to release the GIL, and runs the same code.
-    variable_list grads = Engine::get_base_engine().execute(roots, seeds, keep, create, accumulate, targets);
-    if (!hook_calls_.empty()) throw Unsupported("a hook on a gradient does not run");
-    return grads;
-  }
-
   void step(Node& node) {
-    static const graph::Op kBackward("kiln::backward"), kGrads("kiln::autograd_grad"), kGrad("kiln::grad"),
-        kSetGrad("kiln::set_grad"), kSetRequiresGrad("kiln::set_requires_grad"), kRetainGrad("kiln::retain_grad"),
-        kConstant("kiln::tensor_constant"), kHook("kiln::register_hook"),
+    static const graph::Op kConstant("kiln::tensor_constant"), kHook("kiln::register_hook"),
         kAccumulatedHook("kiln::register_accumulated_hook"), kUnhook("kiln::remove_hook");
-    if (node.op == kBackward) {
-      variable_list of = list(node.arg(0));
-      variable_list inputs = node.args.size() > 4 ? list(node.arg(4)) : variable_list();
-      differentiate(node, of, list(node.arg(1)), node.arg(2).to_bool(), node.arg(3).to_bool(), true, inputs);
-    } else if (node.op == kGrads) {
-      variable_list inputs = list(node.arg(2));
-      variable_list grads = differentiate(node, list(node.arg(0)), list(node.arg(1)), node.arg(3).to_bool(),
-                                          node.arg(4).to_bool(), false, inputs);
-      const bool allow_unused = node.arg(5).to_bool();
-      for (size_t i = 0; i < grads.size(); ++i) {
-        TORCH_CHECK(
-            allow_unused || grads[i].defined(),
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
-            "if this is the desired behavior.");
-        set(node, static_cast<uint32_t>(i), grads[i]);
-      }
-    } else if (node.op == kGrad) {
-      const at::Tensor grad = or_undefined(env_, node.arg(0)).mutable_grad();
-      if (!grad.defined()) throw Unsupported("kiln::grad of a tensor that has none");
-      set(node, 0, grad);
-    } else if (node.op == kSetGrad) {
-      at::Tensor t = or_undefined(env_, node.arg(0));
-      t.mutable_grad() = or_undefined(env_, node.arg(1));
-    } else if (node.op == kSetRequiresGrad) {
-      at::Tensor t = or_undefined(env_, node.arg(0));
-      TraceState::set_requires_grad(t, node.arg(1).to_bool());
-      if (!node.results.empty()) set(node, 0, t);
+    if (is_autograd_call(node.op)) {
+      const variable_list results = make_autograd_call(node, [&](const Arg& a) { return get(a); });
+      if (differentiates(node.op) && !hook_calls_.empty()) throw Unsupported("a hook on a gradient does not run");
+      for (uint32_t i = 0; i < results.size(); ++i) set(node, i, results[i]);
     } else if (node.op == kHook || node.op == kAccumulatedHook) {
       const at::Tensor t = or_undefined(env_, node.arg(0));
       const int64_t number = node.arg(1).to_int();
@@ -178,8 +119,6 @@ class Replay {
       *hook->second.active = false;
       TraceState::note_hook(hook->second.node.get(), false);
       hooks_.erase(hook);
-    } else if (node.op == kRetainGrad) {
-      or_undefined(env_, node.arg(0)).retain_grad();
     } else if (node.op == kConstant) {
       set(node, 0, TraceState::constant(node.args, node.results.at(0)));
     } else {

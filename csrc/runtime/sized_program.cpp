@@ -25,11 +25,36 @@ const graph::Op& constant_op() {
 
 /// Why the call cannot be made at other sizes; empty if it can.
 std::string call_refusal(const Node& n) {
-  if (n.op == constant_op()) return "";
+  if (n.op == constant_op() || joint::is_autograd_call(n.op)) return "";
   if (n.checkpoint) return "a checkpointed call";
   const aten::OpInfo* op = n.op.name().starts_with("kiln_functional::") ? nullptr : aten::find_op(n.op);
   if (!op) return n.op.name();
   return op->kind == aten::OpKind::InPlaceView ? n.op.name() + ", which changes sizes in place" : "";
+}
+
+std::vector<at::Tensor> autograd_call_on_fakes(const Node& n, const joint::TensorOf& tensor_of) {
+  const aten::RecordingPaused no_recording;
+  const aten::FakeModeGuard factories_too;
+  const aten::ShapesOnly shapes;
+  std::vector<at::Tensor> results = joint::make_autograd_call(n, tensor_of);
+  for (const at::Tensor& t : results)
+    if (c10::IValue v(t); t.defined()) aten::restore_devices(c10::ArrayRef<c10::IValue>(&v, 1));
+  return results;
+}
+
+/// The same, recorded.
+std::vector<at::Tensor> record_autograd_call(aten::Trace& trace, const Node& n, const joint::TensorOf& tensor_of) {
+  std::vector<at::Tensor> results = autograd_call_on_fakes(n, tensor_of);
+  std::vector<graph::Arg> args = n.args;
+  for (graph::Arg& a : args)
+    graph::for_each_value(a, [&](Value& v) {
+      if (v) v = trace.value_of(tensor_of(graph::Arg(v)));
+    });
+  Node* made = trace.record(n.op, std::move(args), results, n.name);
+  made->returns_list = n.returns_list;
+  for (size_t i = 0; i < results.size(); ++i)
+    if (results[i].defined()) trace.rebind(results[i], made->out(static_cast<uint32_t>(i)));
+  return results;
 }
 
 bool same_layout(const at::Tensor& t, const graph::TensorMeta& m) {
@@ -60,7 +85,7 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
   program->conditions_ = sizes.conditions();
   program->num_leaves_ = sizes.leaves().size();
   program->sizes_ = sizes.outputs();
-  std::unordered_map<Value, Slot> slots;
+  std::unordered_map<Value, Slot>& slots = program->slots_;
   std::unordered_map<const Node*, size_t> step_of;
   const auto new_slot = [&] { return static_cast<Slot>(program->num_slots_++); };
   const auto slot_of = [&](Value v) { return slots.at(v); };
@@ -74,10 +99,10 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     Step step;
     step.node = n.get();
     program->autocast_ |= n->autocast != DType::Opaque;
-    program->asks_inside_ |= n->returns_list;
+    if (n->returns_list) program->last_asked_ = program->steps_.size();
     if (n->op == constant_op())
       step.constant = aten::constant_tensor(n->args);
-    else
+    else if (!joint::is_autograd_call(n->op))
       step.call.emplace(*n, slot_of);
     for (uint32_t i = 0; i < n->results.size(); ++i) {
       step.results.push_back(new_slot());
@@ -101,17 +126,22 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     step_at(leaf.value).leaves.push_back({slot_of(leaf.value), leaf.dim, static_cast<int>(i)});
     known_at[i] = step_of[leaf.value.node];
   }
-  for (const Sizes::Condition& c : program->conditions_) {
-    if (c.kind != Sizes::Condition::Kind::Compare) {
-      step_at(c.value).checks.push_back({&c, slot_of(c.value)});
-      continue;
-    }
+  const auto step_that_knows = [&](const symbolic::Expr& e) {
     size_t at = 0;
     symbolic::for_each_var(
-        c.size, [&](const symbolic::AtomNode& v) { at = std::max(at, known_at.at(static_cast<size_t>(v.id))); });
-    program->steps_[at].checks.push_back({&c, kNoSlot});
+        e, [&](const symbolic::AtomNode& v) { at = std::max(at, known_at.at(static_cast<size_t>(v.id))); });
+    return at;
+  };
+  for (const Sizes::Condition& c : program->conditions_) {
+    if (c.kind == Sizes::Condition::Kind::Compare)
+      program->steps_[step_that_knows(c.size)].checks.push_back({&c, kNoSlot});
+    else
+      step_at(c.value).checks.push_back({&c, slot_of(c.value)});
   }
-  for (size_t i = 1; i < program->steps_.size(); ++i) program->asks_inside_ |= !program->steps_[i].checks.empty();
+  for (size_t i = 1; i < program->steps_.size(); ++i)
+    if (!program->steps_[i].checks.empty()) program->last_asked_ = std::max(program->last_asked_, i);
+  for (const symbolic::Expr& e : program->sizes_)
+    program->last_asked_ = std::max(program->last_asked_, step_that_knows(e));
   for (const graph::Arg& a : traced->outputs()) {
     KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
     program->outputs_.push_back(a.is_none() || !a.value() ? kNoSlot : slot_of(a.value()));
@@ -119,10 +149,11 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
   std::vector<size_t> last_use(program->num_slots_, 0);
   for (size_t i = 0; i < program->steps_.size(); ++i) {
     Step& step = program->steps_[i];
-    if (step.call)
-      step.call->for_each_slot([&](Slot s) {
-        if (s != kNoSlot) last_use[s] = i;
-      });
+    if (step.node)
+      for (const graph::Arg& a : step.node->args)
+        graph::for_each_value(a, [&](Value v) {
+          if (v) last_use[slot_of(v)] = i;
+        });
     for (Slot s : step.results) last_use[s] = std::max(last_use[s], i);
   }
   for (Slot s : program->outputs_)
@@ -178,23 +209,32 @@ bool SizedProgram::may_fit(const std::vector<at::Tensor>& inputs, const Ints& in
   }
 }
 
-std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes,
-                                          const Tracing* tracing) const {
+SizedProgram::State SizedProgram::run_steps(std::vector<at::Tensor> inputs, const Ints& ints, size_t end,
+                                            const OnFakes* fakes) const {
   KILN_CHECK(inputs.size() == graph_->inputs().size(), "the graph takes another number of inputs");
-  std::vector<at::Tensor> tensors = std::move(inputs);
+  State state{std::move(inputs), first_leaves(ints)};
+  std::vector<at::Tensor>& tensors = state.tensors;
+  std::vector<int64_t>& leaves = state.leaves;
   tensors.resize(num_slots_);
-  std::vector<int64_t> leaves = first_leaves(ints);
   std::vector<c10::IValue> stack;
   std::optional<aten::AutocastStates> autocast;
   if (autocast_) autocast.emplace();
-  for (const Step& step : steps_) {
+  for (size_t at = 0; at < end; ++at) {
+    const Step& step = steps_[at];
     if (step.node) {
-      if (tracing) tracing->before(*step.node);
+      if (fakes) fakes->before(*step.node);
       if (autocast) autocast->set(step.node->autocast);
       const at::AutoGradMode grad_mode(step.node->grad_enabled);
-      if (!step.call) {
+      if (step.constant.defined()) {
         // A copy: the program may write to it.
-        tensors[step.results[0]] = tracing ? tracing->constant(step.constant) : step.constant.clone();
+        tensors[step.results[0]] = fakes ? fakes->constant(step.constant) : step.constant.clone();
+      } else if (!step.call) {
+        const auto tensor_of = [&](const graph::Arg& a) {
+          return a.is_none() || !a.value() ? at::Tensor() : tensors[slots_.at(a.value())];
+        };
+        const std::vector<at::Tensor> results =
+            fakes ? fakes->autograd_call(*step.node, tensor_of) : joint::make_autograd_call(*step.node, tensor_of);
+        for (size_t i = 0; i < results.size(); ++i) tensors[step.results.at(i)] = results[i];
       } else {
         step.call->fill(tensors, stack);
         for (size_t i = 0; i < step.sizes.size(); ++i) {
@@ -210,7 +250,10 @@ std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const 
           list.set(static_cast<size_t>(a.item), value(a.size, leaves));
           stack[a.arg] = std::move(list);
         }
-        step.call->op().callBoxed(stack);
+        if (fakes)
+          fakes->call(step.call->op(), stack);
+        else
+          step.call->op().callBoxed(stack);
         size_t i = 0;
         bool fewer = false;
         for_each_result(stack, [&](at::Tensor t) {
@@ -226,22 +269,36 @@ std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const 
     if (!check(step, tensors, leaves)) throw SizesDiffer{};
     for (Slot s : step.frees) tensors[s] = at::Tensor();
   }
+  return state;
+}
+
+std::vector<at::Tensor> SizedProgram::results(const State& state, Ints* sizes) const {
   sizes->clear();
-  for (const symbolic::Expr& e : sizes_) sizes->push_back(value(e, leaves));
+  for (const symbolic::Expr& e : sizes_) sizes->push_back(value(e, state.leaves));
   std::vector<at::Tensor> outputs;
   outputs.reserve(outputs_.size());
-  for (Slot s : outputs_) outputs.push_back(s == kNoSlot ? at::Tensor() : tensors[s]);
+  for (Slot s : outputs_) outputs.push_back(s == kNoSlot ? at::Tensor() : state.tensors[s]);
   return outputs;
 }
 
 std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const {
-  return run(std::move(inputs), ints, sizes, nullptr);
+  return results(run_steps(std::move(inputs), ints, steps_.size(), nullptr), sizes);
 }
 
 bool SizedProgram::fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const {
-  Ints ignored;
+  const OnFakes on_fakes{[](const Node&) {}, [](const at::Tensor& t) { return aten::make_fake(t); },
+                         autograd_call_on_fakes,
+                         [](const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
+                           aten::restore_devices(stack);
+                           aten::call_on_fakes(op, stack);
+                           aten::restore_devices(stack);
+                         }};
+  std::vector<at::Tensor> fakes;
+  const aten::FakeModeGuard factories_too;
   try {
-    trace_at(inputs, ints, &ignored);
+    for (const at::Tensor& t : inputs) fakes.push_back(aten::make_fake(t));
+    const State state = run_steps(std::move(fakes), ints, last_asked_ + 1, &on_fakes);
+    for (const symbolic::Expr& e : sizes_) value(e, state.leaves);
     return true;
   } catch (const SizesDiffer&) {
     return false;
@@ -268,9 +325,11 @@ std::shared_ptr<graph::Graph> SizedProgram::trace_at(const std::vector<at::Tenso
   trace.stack_trace = [&] { return now ? now->stack : nullptr; };
   trace.on_node = [&](Node& n) { n.module_path = now ? now->module_path : ""; };
   const aten::Recording recording(trace);
-  const Tracing tracing{[&](const Node& n) { now = &n; },
-                        [&](const at::Tensor& t) { return aten::record_constant(trace, t); }};
-  const std::vector<at::Tensor> outputs = run(fakes, ints, sizes, &tracing);
+  const OnFakes on_fakes{
+      [&](const Node& n) { now = &n; }, [&](const at::Tensor& t) { return aten::record_constant(trace, t); },
+      [&](const Node& n, const joint::TensorOf& tensor_of) { return record_autograd_call(trace, n, tensor_of); },
+      [](const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) { op.callBoxed(stack); }};
+  const std::vector<at::Tensor> outputs = results(run_steps(fakes, ints, steps_.size(), &on_fakes), sizes);
   for (const at::Tensor& t : outputs)
     trace.graph().outputs().push_back(t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg());
   return trace.share();

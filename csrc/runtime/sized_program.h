@@ -2,10 +2,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "aten/sizes.h"
 #include "graph/graph.h"
+#include "joint/autograd_calls.h"
 #include "runtime/call_template.h"
 
 namespace kiln::runtime {
@@ -28,15 +30,17 @@ class SizedProgram {
   /// What the program is given beside the graph's inputs: the ints of leaves without a value.
   using Ints = std::vector<int64_t>;
   /// The graph's outputs; `sizes`: gets those of Sizes::outputs(). Throws SizesDiffer as soon as a condition fails:
-  /// inputs may be written to by then.
+  /// inputs, and gradients of leaves, may be written to by then.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const;
   /// Whether the conditions on the inputs alone hold. Cheap.
   bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
   /// Whether run() gives sizes.
   bool delivers() const { return !sizes_.empty(); }
-  /// Whether there are others: on sizes of what is computed, or how many results a call gives.
-  bool asks_inside() const { return asks_inside_; }
-  /// Whether all conditions hold for inputs like `inputs`, which are not touched.
+  /// Whether there are others: on sizes of what is computed, how many results a call gives, or that a size that is
+  /// delivered can be computed.
+  bool asks_inside() const { return last_asked_ > 0; }
+  /// Whether all conditions hold for inputs like `inputs`, which are not touched: runs on fakes as far as there are
+  /// any.
   bool fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
   /// The graph as a trace at inputs like `inputs` gives it. Throws SizesDiffer.
   std::shared_ptr<graph::Graph> trace_at(const std::vector<at::Tensor>& inputs, const Ints& ints, Ints* sizes) const;
@@ -56,22 +60,30 @@ class SizedProgram {
     const aten::Sizes::Condition* condition;
     Slot slot;  // of a Layout or Contiguous one
   };
+  /// A call of the dispatcher, a kiln::tensor_constant, or a call of autograd (joint/autograd_calls.h).
   struct Step {
     const graph::Node* node = nullptr;  // null: before the first
     std::optional<CallTemplate> call;
-    at::Tensor constant;  // of a kiln::tensor_constant
+    at::Tensor constant;
     std::vector<SizeArg> sizes;
     std::vector<Slot> results, frees;
     std::vector<LeafAt> leaves;
     std::vector<Check> checks;
   };
-  /// What who traces a run has a say in.
-  struct Tracing {
+  /// How a run on fakes makes its calls.
+  struct OnFakes {
     std::function<void(const graph::Node&)> before;
     std::function<at::Tensor(const at::Tensor&)> constant;
+    std::function<std::vector<at::Tensor>(const graph::Node&, const joint::TensorOf&)> autograd_call;
+    std::function<void(const c10::OperatorHandle&, std::vector<c10::IValue>&)> call;
   };
-  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes,
-                              const Tracing* tracing) const;
+  /// Makes the calls of steps_ up to `end`, asking the conditions. `fakes`: null for real tensors.
+  struct State {
+    std::vector<at::Tensor> tensors;
+    std::vector<int64_t> leaves;
+  };
+  State run_steps(std::vector<at::Tensor> inputs, const Ints& ints, size_t end, const OnFakes* fakes) const;
+  std::vector<at::Tensor> results(const State& state, Ints* sizes) const;
   /// Values of leaves, those of ints filled in.
   std::vector<int64_t> first_leaves(const Ints& ints) const;
   int64_t value(const symbolic::Expr& e, const std::vector<int64_t>& leaves) const;
@@ -84,8 +96,10 @@ class SizedProgram {
   std::vector<std::pair<size_t, size_t>> ints_;  // leaf, number of the int
   size_t num_leaves_ = 0, num_slots_ = 0;
   std::vector<Step> steps_;
+  std::unordered_map<graph::Value, Slot> slots_;
   std::vector<Slot> outputs_;
-  bool autocast_ = false, asks_inside_ = false;
+  size_t last_asked_ = 0;  // the last step that something is asked of
+  bool autocast_ = false;
 };
 
 }  // namespace kiln::runtime

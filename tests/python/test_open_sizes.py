@@ -279,6 +279,147 @@ def test_training():
     assert_same(dict(net.state_dict()), dict(eager.state_dict()))
 
 
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.mix = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.head = torch.nn.Linear(8, 20)
+
+    def forward(self, x):
+        return self.head(self.norm(self.mix(self.embed(x)).flatten(0, 1)))
+
+
+def plain(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def clipped(model, optimizer, x, y):
+    optimizer.zero_grad(set_to_none=False)
+    scores = model(x)
+    scores.retain_grad()
+    loss = F.cross_entropy(scores, y) * x.shape[1]
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return loss.detach(), norm, scores.grad, scores.shape
+
+
+def penalized(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    slopes = torch.autograd.grad(loss, list(model.head.parameters()), create_graph=True)
+    (loss + sum(s.square().sum() for s in slopes)).backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def accumulated(model, optimizer, x, y):
+    for part in range(2):
+        rows = slice(part, part + x.shape[0] // 2 + 1)
+        loss = F.cross_entropy(model(x[rows]), y.view(x.shape)[rows].flatten())
+        loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("step", [plain, clipped, penalized, accumulated])
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_whole_training_steps(step, foreach, dynamic):
+    """New sizes run the captured step operator by operator, those that come again are compiled: one capture before the
+    optimizer's state is there, and one after (two where a call's sizes decide what is open)."""
+    lengths = (7, 7, 9, 4, 12, 9, 5, 11, 12, 6)
+    torch.manual_seed(3)
+    model = Words()
+    state = copy.deepcopy(model.state_dict())
+
+    def train(compiled):
+        model.load_state_dict(state)
+        model.zero_grad()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=foreach)
+        run = kiln.compile(step, dynamic=dynamic) if compiled else step
+        results = []
+        for i, length in enumerate(lengths):
+            torch.manual_seed(i)
+            x, y = torch.randint(0, 20, (3, length)), torch.randint(0, 20, (3 * length,))
+            results.append(run(model, optimizer, x, y))
+            results.append(torch.rand(2))
+            results.append([p.grad.clone() for p in model.parameters()])
+        return run, results, copy.deepcopy(model.state_dict())
+
+    _, *expected = train(compiled=False)
+    run, *found = train(compiled=True)
+    assert_same(found, expected, rtol=1e-3, atol=1e-5)
+    entries = run._entries
+    assert len(entries) <= (3 if dynamic is None else 2)
+    assert max(e["sizes"] for e in entries) >= 6
+    assert max(e["compiled_sizes"] for e in entries) >= 2
+
+
+def test_gradients_of_open_inputs():
+    def slopes(x):
+        x = x.detach().requires_grad_()
+        (x.sin() * x.shape[0]).sum().backward()
+        return x.grad, x.grad.shape[0], x.grad.view(x.shape[0] * 2, 3)
+
+    check(slopes)
+
+    def of_input(x):
+        if x.grad is not None:
+            x.grad = None
+        (x.sin() * x).sum().backward()
+        return x.grad * x.grad.shape[0]
+
+    compiled = kiln.compile(of_input, dynamic=True)
+    for n in SIZES:
+        x, y = torch.randn(n, 6, requires_grad=True), torch.randn(n, 6, requires_grad=True)
+        with torch.no_grad():
+            y.copy_(x)
+        for _ in range(3):
+            assert_same(compiled(y), of_input(x))
+            assert_same(y.grad, x.grad)
+    assert len(compiled._entries) == 2  # with a gradient and without
+
+
+def test_training_steps_that_sizes_lead_another_way():
+    """Nothing has been changed when a condition on what is computed fails."""
+    model = torch.nn.Linear(6, 6)
+    twin = copy.deepcopy(model)
+
+    def step(model, x):
+        model.zero_grad()
+        chosen = x[: x.shape[0] // 2 + 1].repeat(2, 1)
+        y = model(chosen)
+        loss = y.sum() if chosen.shape[0] > 9 else y.mean()
+        loss.backward()
+        return loss.detach()
+
+    compiled = kiln.compile(step, dynamic=True)
+    for n in (3, 4, 9, 10, 5, 9, 12):
+        (x,) = rows(n)
+        assert_same(compiled(twin, x), step(model, x))
+        assert_same(twin.weight.grad, model.weight.grad)
+    assert 2 <= len(compiled._entries) <= 4
+
+
+def test_assertions_with_open_sizes():
+    def likelihood(x):
+        normal = torch.distributions.Normal(x.mean(0), x.std(0) + 1)
+        return normal.log_prob(x).sum(), torch.distributions.Categorical(logits=x).entropy()
+
+    compiled = check(likelihood)
+    bad = torch.full((4, 6), float("nan"))
+    for f in (likelihood, compiled):
+        with pytest.raises(ValueError, match="constraint"):
+            f(bad)
+
+
 def test_writes_happen_once():
     """What a call has written before a condition fails cannot be taken back: it is asked before."""
 

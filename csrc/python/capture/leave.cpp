@@ -816,6 +816,9 @@ void Machine::finish() {
   result.traced = trace.share();
   result.eager_condition = any_of(eager_conditions_, "eager_condition");
   result.other_branch = any_of(branches_, "other_branch");
+  for (const Conditions* asked : {&eager_conditions_, &branches_})
+    for (graph::Node* n : asked->nodes)
+      if (trace.sizes && trace.sizes->is_open({n, 0})) trace.sizes->refuse("a condition on data of an open size");
   if (!torch_level_ok) return;
   result.torch_level = torch_level;
   if (trace.sizes && options.for_fx) finish_torch_sizes();

@@ -150,8 +150,8 @@ bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
   const bool open = result.sizes->any_open() || !result.open_ints.empty();
   if (!open || !result.traced)
     why = "no graph";
-  else if (result.eager_condition.graph || result.other_branch.graph || result.failed)
-    why = "a condition on data";
+  else if (result.failed_is_asked)
+    why = "an assertion that is asked before anything is written";
   else if (for_fx)
     why = backend_refusal(result);
   if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, *result.sizes);
