@@ -549,12 +549,13 @@ def call(function, args, kwargs):
     if len(tensors) == 0 or len(tensors) < len([a for a in args if not is_number(a)]):
         specialize(numbers[0])
     first = tensors[0]
+    if base in ("add", "sub") and len(tensors) == 2 and list(kwargs) == ["alpha"]:
+        scaled = tensors[1].to(torch.result_type(first, tensors[1]))  # the type that is computed in
+        return function(first, scaled * operand(kwargs["alpha"], scaled))
     if len(kwargs) > 0:  # alpha and value scale in the type of the result
         for t in tensors:
             if t.dtype != first.dtype:
                 specialize(numbers[0])
-    if base in ("add", "sub") and len(tensors) == 2 and list(kwargs) == ["alpha"]:
-        return function(first, tensors[1] * operand(kwargs["alpha"], tensors[1]))
     if base in ("addcmul", "addcdiv") and len(tensors) == 3 and list(kwargs) == ["value"]:
         scaled = tensors[1] * operand(kwargs["value"], tensors[1])
         update = scaled * tensors[2] if base == "addcmul" else scaled / tensors[2]
@@ -568,14 +569,29 @@ def call(function, args, kwargs):
     specialize(numbers[0])
 
 
+FOREACH_SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}  # by keyword
+
+
 def call_each(name, args, kwargs):
-    """A torch._foreach function with numbers in the last of its lists."""
-    numbers = args[-1]
+    """A torch._foreach function with numbers in the last of its lists, or one number for all."""
     base = name[:-1] if name.endswith("_") else name
-    if len(kwargs) > 0 or base not in ("add", "sub", "mul", "div", "addcmul", "addcdiv"):
-        specialize(first_number(numbers))
+    lists = [a for a in args if isinstance(a, (list, tuple))]
+    keywords = list(kwargs)
+    given = kwargs[keywords[0]] if len(keywords) == 1 else args[-1]
+    if len(keywords) > 1 or base not in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp"):
+        specialize(first_number((*args, *kwargs.values())))
+    if len(keywords) == 1 and keywords[0] != FOREACH_SCALES.get(base) and keywords[0] != "weight":
+        specialize(first_number((*args, given)))
+    if is_number(given):
+        if len(lists) < len(args) - (1 if len(keywords) == 0 else 0):
+            specialize(given)
+    elif len(keywords) > 0 or len(lists) < len(args):
+        specialize(first_number((*args, given)))
+    scaled = base.startswith("addc") or (base in FOREACH_SCALES and len(keywords) == 1)
+    tensors = lists if is_number(given) else lists[:-1]
+    numbers = [given] * len(lists[0]) if is_number(given) else given
     results = []
-    for first, *others, number in zip(*args, strict=True):
+    for first, *others, number in zip(*tensors, numbers, strict=True):
         method = getattr(first, name)
-        results.append(method(*others, value=number) if base.startswith("addc") else method(number))
+        results.append(method(*others, **{FOREACH_SCALES[base]: number}) if scaled else method(*others, number))
     return None if name.endswith("_") else results

@@ -10,6 +10,8 @@ import weakref
 
 import torch
 import torch.utils.checkpoint
+from torch.optim.adagrad import _single_tensor_adagrad
+from torch.optim.sgd import _single_tensor_sgd
 
 from kiln import _C
 from kiln._higher_order import (  # noqa: F401
@@ -405,8 +407,27 @@ def _single_tensor_adam(
     return None
 
 
-# The fused kernel computes the same update.
+# The fused kernels compute the same updates.
 _fused_adam = _single_tensor_adam
+
+
+def _fused_sgd(params, grads, momentum_buffer_list, grad_scale, found_inf, *, has_sparse_grad, **options):
+    """torch.optim.sgd._fused_sgd."""
+    missing = [buffer is None for buffer in momentum_buffer_list]
+    if grad_scale is not None or found_inf is not None or has_sparse_grad or (any(missing) and not all(missing)):
+        return NotImplemented
+    _single_tensor_sgd(params, grads, momentum_buffer_list, None, None, has_sparse_grad=False, **options)
+    return None
+
+
+def _fused_adagrad(params, grads, state_sums, state_steps, grad_scale, found_inf, **options):
+    """torch.optim.adagrad._fused_adagrad."""
+    if grad_scale is not None or found_inf is not None:
+        return NotImplemented
+    if options["has_sparse_grad"] or options["has_complex"] or options["differentiable"]:
+        return NotImplemented
+    _single_tensor_adagrad(params, grads, state_sums, state_steps, None, None, **options)
+    return None
 
 
 def record_function___init__(self, name, args=None):

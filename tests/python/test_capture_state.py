@@ -335,11 +335,20 @@ def test_sparse_gradients_are_of_eager(make, graphs):
     assert kiln.explain(lambda i: head(layer(i)).sum())(INDICES.reshape(2, 3)).graph_count == graphs
 
 
-def test_a_fused_optimizer_is_part_of_the_step():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, fused=True),
+    ],
+)
+def test_a_fused_optimizer_is_part_of_the_step(make):
     def run(compiled):
         torch.manual_seed(0)
         net = torch.nn.Linear(4, 3)
-        opt = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+        opt = make(net.parameters())
 
         def step(x):
             opt.zero_grad()

@@ -45,6 +45,14 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw, amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "sgd, foreach": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01, maximize=True, foreach=True),
+    "momentum, foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "adamw, foreach": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True, maximize=True, foreach=True),
+    "rmsprop, foreach": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, weight_decay=0.01, foreach=True),
+    "adadelta, foreach": lambda p: torch.optim.Adadelta(p, lr=0.5, weight_decay=0.01, foreach=True),
+    "sgd, fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "momentum, fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, fused=True),
+    "adagrad, fused": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.01, weight_decay=0.01, fused=True),
 }
 SCHEDULERS = {
     "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
@@ -63,6 +71,31 @@ def test_schedules_train_as_in_eager(optimizer, scheduler):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert count <= 3  # without the optimizer's state, with it, with another rate
     assert state["param_groups"] == found_state["param_groups"]
+
+
+def test_half_precision_is_scaled_in_the_type_of_the_result():
+    """As Muon does it, whose update is bfloat16 and whose parameters are not."""
+
+    def run(wrap):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(4, 6))
+        optimizer = torch.optim.Muon([weight], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            (x @ weight).square().mean().backward()
+            optimizer.step()
+
+        step = wrap(step)
+        for _ in range(6):
+            step(torch.randn(5, 4))
+            scheduler.step()
+        return step, weight
+
+    step, found = run(kiln.compile)
+    torch.testing.assert_close(found, run(lambda f: f)[1], rtol=1e-2, atol=1e-2)
+    assert compiles(step) <= 3
 
 
 def test_cycled_momentum():

@@ -447,12 +447,13 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   // The arguments of torch's own functions are converted in C, also those in lists.
   PyObject* number = number_among(args, count_of(nargsf, kwnames));
   const bool converts = policy == Policy::Torch || policy == Policy::TensorData || policy == Policy::Polyfill;
+  const bool of_lists = !bound && strncmp(name_of(callable), "_foreach_", 9) == 0;
   if (PyObject* inner = !number && converts ? number_among(args, count_of(nargsf, kwnames), true) : nullptr) {
-    if (bound || strncmp(name_of(callable), "_foreach_", 9) != 0) return specialize(inner);
+    if (!of_lists) return specialize(inner);
     return call_with_numbers(callable, std::vector<PyObject*>(args, args + count_of(nargsf, kwnames)), kwnames);
   }
   if (number && policy != Policy::Number) {
-    bool tensor = bound && py::is_tensor(self);
+    bool tensor = of_lists || (bound && py::is_tensor(self));
     for (size_t i = 0; i < n; ++i) tensor = tensor || py::is_tensor(args[i]);
     if (tensor && (policy == Policy::Torch || policy == Policy::Operator || policy == Policy::Polyfill)) {
       std::vector<PyObject*> flat(args, args + count_of(nargsf, kwnames));
