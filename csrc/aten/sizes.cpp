@@ -189,7 +189,23 @@ int64_t Sizes::hint(const Expr& e) const {
   return *value;
 }
 
+namespace {
+/// The number of e's atoms, one that occurs twice counted twice; at most `most`.
+int64_t count_atoms(const Expr& e, int64_t most) {
+  int64_t count = 0;
+  for (const symbolic::Term& t : e.terms()) {
+    if (++count >= most) break;
+    if (t.atom->kind == symbolic::AtomKind::Var) continue;
+    count += count_atoms(t.atom->a, most - count);
+    if (count < most) count += count_atoms(t.atom->b, most - count);
+  }
+  return std::min(count, most);
+}
+}  // namespace
+
 bool Sizes::fits(const Expr& e) const {
+  constexpr int64_t kMostAtoms = 64;
+  if (count_atoms(e, kMostAtoms) >= kMostAtoms) return false;
   constexpr int64_t kMostFactor = int64_t{1} << 40;  // so that sums and products of a few have no overflow
   const auto small = [&](int64_t n) { return n < kMostFactor && n > -kMostFactor; };
   return small(e.constant()) &&

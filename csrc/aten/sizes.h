@@ -66,7 +66,8 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
   int64_t add_output(const Expr& e);
   /// The value in the traced call. It fits: what does not is no expression.
   int64_t hint(const Expr& e) const;
-  /// Whether `e` can be computed with: it, and what it is made of, fits 62 bits in the traced call.
+  /// Whether `e` can be computed with: it has few atoms, and it, and what it is made of, fits 62 bits in the traced
+  /// call.
   bool fits(const Expr& e) const;
   /// Whether `difference` `relation` 0 holds; a condition from now on, unless it always does.
   bool decide(const Expr& difference, Relation relation);

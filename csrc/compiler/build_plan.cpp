@@ -33,6 +33,7 @@ class Builder {
     plan_.arena_bytes = memory_.arena_bytes;
     make_slots();
     for (const schedule::Step& step : schedule_.steps) {
+      const size_t begin = plan_.steps.size();
       if (step.is_kernel) {
         add_kernel(schedule_.kernels[step.index], std::move(kernels[step.index]));
       } else {
@@ -40,6 +41,8 @@ class Builder {
         if (step.epilogue >= 0) epilogue = {&schedule_.kernels[step.epilogue], &kernels[step.epilogue]};
         add_extern(lowered_.externs[schedule_.externs[step.index].index], epilogue);
       }
+      if (!plan_.first_write && begin < plan_.steps.size() && writes_input(step))
+        plan_.first_write = plan_.steps[begin].get();
     }
     add_outputs();
     for (const auto& [input, uncounted] : lowered_.mutated)
@@ -49,6 +52,22 @@ class Builder {
   }
 
  private:
+  /// Whether the step writes what the caller gave.
+  bool writes_input(const schedule::Step& step) const {
+    const auto is_input = [&](BufferId b) {
+      return std::any_of(lowered_.mutated.begin(), lowered_.mutated.end(),
+                         [&](const auto& m) { return lowered_.inputs[m.input] == b; });
+    };
+    const auto kernel_writes = [&](const schedule::Kernel& k) {
+      return std::any_of(k.args.begin(), k.args.end(), [&](const auto& a) { return a.written && is_input(a.buffer); });
+    };
+    if (step.is_kernel) return kernel_writes(schedule_.kernels[step.index]);
+    const lower::ExternCall& call = lowered_.externs[schedule_.externs[step.index].index];
+    return (step.epilogue >= 0 && kernel_writes(schedule_.kernels[step.epilogue])) ||
+           std::any_of(call.results.begin(), call.results.end(),
+                       [&](const auto& r) { return r && is_input(r->buffer); });
+  }
+
   void make_slots() {
     slots_.assign(schedule_.buffers.size(), runtime::kNoSlot);
     for (size_t i = 0; i < lowered_.inputs.size(); ++i) {

@@ -99,10 +99,10 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///   kiln::autograd_grad(Tensor[] outputs, Tensor?[] grad_outputs, Tensor[] inputs, bool retain_graph, bool
 ///   create_graph,
 ///                       bool allow_unused) -> Tensor[]   as torch.autograd.grad
-///   kiln::custom_function(Tensor[] inputs, Tensor[] outputs) -> Tensor[]
+///   kiln::custom_function(Tensor[] inputs, Tensor[] outputs, bool materialize) -> Tensor[]
 ///     makes `outputs`, which have no history, those of a torch.autograd.Function of `inputs`. The nodes up to
 ///     kiln::custom_function_end(Tensor?[] grads), one per input, are its backward, and run when autograd calls it with
-///     the gradients of `outputs`, which are the results
+///     the gradients of `outputs`, which are the results; zeros for one that is missing, if `materialize`
 ///   kiln::register_hook(Tensor t, int hook)              a hook on the gradient of `t`
 ///   kiln::register_accumulated_hook(Tensor t, int hook)  one that runs when the gradient of a leaf was added to its
 ///   .grad kiln::remove_hook(int hook) kiln::gradient_hook(int hook) -> Tensor

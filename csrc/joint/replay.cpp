@@ -269,9 +269,12 @@ class CustomFunction : public torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     const auto self = getptr();
     Replay backward(graph_);
-    for (uint32_t i = 0; i < grads.size(); ++i)
+    for (uint32_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined() && !begin_.arg(2).to_bool())
+        throw Unsupported("a custom function's backward that is given no gradient, and no zeros instead");
       backward.define({const_cast<graph::Node*>(&begin_), i},
                       grads[i].defined() ? grads[i] : input_metadata(i).zeros_like());
+    }
     for (const auto& [value, variable] : saved_) backward.define(value, variable.unpack(self));
     backward.run_nodes(body_, at::GradMode::is_enabled());
     variable_list out;

@@ -14,6 +14,10 @@ struct AssertionFailed : std::exception {
   const char* what() const noexcept override { return "an assertion of the program failed"; }
 };
 
+/// After an artifact's run has raised on this thread: whether it had written to none of its inputs by then, so that the
+/// program can be run from its beginning. Who wants to know sets it to false before the run.
+bool& raised_before_writes();
+
 /// A compiled functional graph: what the backend (lower .. codegen) makes of one forward, backward or whole-step graph.
 /// Takes the graph's inputs in order (the vector is consumed, so that inputs can be freed early) and returns its
 /// outputs in order, undefined tensors for None. Writes the graph's mutations into the inputs' storages itself.

@@ -114,6 +114,11 @@ void insert_frees(Plan& plan) {
   plan.steps = std::move(steps);
 }
 
+bool& raised_before_writes() {
+  thread_local bool raised = false;
+  return raised;
+}
+
 namespace {
 
 class PlannedArtifact final : public Artifact {
@@ -150,10 +155,20 @@ class PlannedArtifact final : public Artifact {
         t = adapt(std::move(t), s, lease);
       frame.set(s, std::move(t));
     }
-    if (log_enabled(Topic::step_times))
+    if (log_enabled(Topic::step_times)) {
       step_times_.run(plan_, frame);
-    else
-      for (const auto& step : plan_.steps) step->run(frame);
+    } else {
+      const Step* running = nullptr;
+      try {
+        for (const auto& step : plan_.steps) {
+          running = step.get();
+          running->run(frame);
+        }
+      } catch (...) {
+        raised_before_writes() = comes_before_writes(running);
+        throw;
+      }
+    }
     for (const auto& [input, original] : lease.copy_back) original.copy_(frame.tensors[input]);
     for (Slot s : plan_.counted) {
       at::Tensor& t = frame.tensors[s];
@@ -193,6 +208,13 @@ class PlannedArtifact final : public Artifact {
       artifact.give(frame);
     }
   };
+
+  bool comes_before_writes(const Step* step) const {
+    if (!plan_.first_write) return plan_.mutated.empty();
+    for (const auto& s : plan_.steps)
+      if (s.get() == step || s.get() == plan_.first_write) return s.get() != plan_.first_write;
+    return false;
+  }
 
   at::Tensor adapt(at::Tensor t, Slot s, FrameLease& lease) {
     at::Tensor fitting = with_meta(t, plan_.slots[s].meta, "input " + plan_.slots[s].name);

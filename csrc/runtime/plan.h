@@ -66,6 +66,8 @@ struct Plan {
   std::vector<Slot> outputs;  // kNoSlot: None
   std::vector<Slot> mutated;  // input slots that the steps write
   std::vector<Slot> counted;  // those of them whose versions are bumped
+  /// The first step that writes one. Null: none does, or, if there are such inputs, nobody knows.
+  const Step* first_write = nullptr;
   int64_t arena_bytes = 0;
 
   Slot add_slot(SlotInfo info) {

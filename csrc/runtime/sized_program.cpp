@@ -140,6 +140,13 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
   }
   for (size_t i = 1; i < program->steps_.size(); ++i)
     if (!program->steps_[i].checks.empty()) program->last_asked_ = std::max(program->last_asked_, i);
+  // That a call takes the sizes is asked, too: where it does not, the program may go on otherwise.
+  for (size_t i = 1; i < program->steps_.size(); ++i) {
+    const Step& step = program->steps_[i];
+    bool open = !step.sizes.empty();
+    for (const graph::Arg& a : step.node->args) graph::for_each_value(a, [&](Value v) { open |= sizes.is_open(v); });
+    if (step.call && open) program->last_asked_ = i;
+  }
   for (const symbolic::Expr& e : program->sizes_)
     program->last_asked_ = std::max(program->last_asked_, step_that_knows(e));
   for (const graph::Arg& a : traced->outputs()) {

@@ -36,8 +36,7 @@ class SizedProgram {
   bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
   /// Whether run() gives sizes.
   bool delivers() const { return !sizes_.empty(); }
-  /// Whether there are others: on sizes of what is computed, how many results a call gives, or that a size that is
-  /// delivered can be computed.
+  /// Whether there is more to ask: conditions on sizes of what is computed, and whether calls take their arguments.
   bool asks_inside() const { return last_asked_ > 0; }
   /// Whether all conditions hold for inputs like `inputs`, which are not touched: runs on fakes as far as there are
   /// any.

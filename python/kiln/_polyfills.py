@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import operator
 import re
 import warnings
 import weakref
@@ -33,6 +34,32 @@ def rebuild(function, args, state=None):
         setstate = getattr(made, "__setstate__", made.__dict__.update if hasattr(made, "__dict__") else None)
         setstate(state)
     return made
+
+
+def get_items(subject, keys):
+    return subject[keys[0]] if len(keys) == 1 else tuple([subject[key] for key in keys])
+
+
+def get_attributes(subject, paths):
+    found = []
+    for path in paths:
+        value = subject
+        for name in path.split("."):
+            value = getattr(value, name)
+        found.append(value)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def call_method(subject, name_and_arguments):
+    return getattr(subject, name_and_arguments[0])(*name_and_arguments[1:])
+
+
+# By class: what an object of it does with its subject and the arguments that it was made with.
+GETTERS = {
+    operator.itemgetter: get_items,
+    operator.attrgetter: get_attributes,
+    operator.methodcaller: call_method,
+}
 
 
 def with_source(stack):
@@ -136,6 +163,7 @@ class FunctionContext:
         self._kiln_saved = ()
         self._kiln_plain = ()
         self._kiln_refused = ""
+        self._kiln_materialize = True
 
     @property
     def saved_tensors(self):
@@ -156,8 +184,7 @@ class FunctionContext:
         self._kiln_refused = "it changes its inputs in place (mark_dirty)"
 
     def set_materialize_grads(self, value):
-        if not value:
-            self._kiln_refused = "its backward gets None for gradients that are zero (set_materialize_grads)"
+        self._kiln_materialize = value
 
 
 class GradientHookHandle(torch.utils.hooks.RemovableHandle):
@@ -283,11 +310,19 @@ def custom_function(cls, args, differentiated):
         differentiates = output.is_floating_point() or output.is_complex()
         differentiable.append(differentiates and not _is_among(output, context._kiln_plain))
     inputs = tuple([a for a, needed in zip(args, context.needs_input_grad) if needed])
-    grads = iter(_C._custom_function("begin", inputs, tuple([o for o, yes in zip(outputs, differentiable) if yes])))
+    wanted = tuple([o for o, yes in zip(outputs, differentiable) if yes])
+    materialize = bool(context._kiln_materialize)
+    if not materialize and len(wanted) > 1:
+        reason = "its backward gets None for gradients that are zero (set_materialize_grads)"
+        _C._custom_function("refuse", reason)
+    grads = iter(_C._custom_function("begin", inputs, wanted, materialize))
     # In grad mode, as with create_graph=True; autograd sets the mode anew when the backward runs.
     try:
         with torch.enable_grad():
-            grads = [next(grads) if yes else torch.zeros_like(o) for o, yes in zip(outputs, differentiable)]
+            others = [
+                torch.zeros_like(o) if materialize and not yes else None for o, yes in zip(outputs, differentiable)
+            ]
+            grads = [next(grads) if yes else other for other, yes in zip(others, differentiable)]
             backward = cls.backward if cls.backward is not torch.autograd.Function.backward else cls.vjp
             found = backward(context, *grads)
     except Exception:  # it is raised when, and if, the backward runs

@@ -119,7 +119,7 @@ def _reduce(compiled: Any) -> Any:
         found = getattr(found, name, None)
     if found is compiled:
         return compiled.__qualname__
-    return compiled._kiln_compile, (compiled.__dict__.get("_kiln_adapted", compiled.__wrapped__),)
+    return compiled._kiln_compile, (compiled.__dict__.get("_kiln_adapted", compiled._kiln_wrapped),)
 
 
 copyreg.pickle(_C.CompiledCallable, _reduce)
@@ -193,7 +193,7 @@ def adapt(f: Any) -> Callable[..., Any]:
 
 def original(f: Any) -> Any:
     """What a compiled callable was made of; other callables as they are."""
-    return f.__wrapped__ if is_compiled(f) else f
+    return f._kiln_wrapped if is_compiled(f) else f
 
 
 def is_compiled(f: Any) -> bool:

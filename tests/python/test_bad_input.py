@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.dlpack import to_dlpack
 
 import kiln
@@ -411,3 +412,49 @@ def test_a_capsule_is_used_up_once():
 
     x = torch.arange(6.0).view(2, 3)
     assert_same(program(x), kiln.compile(program)(x))
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x, i: x.gather(0, i), lambda x, i: x[i], lambda x, i: F.embedding(i, x[:, None])]
+)
+def test_an_error_of_data_leaves_what_came_before_it(use):
+    """Nothing that was there has been written when the kernel raises: the call runs in eager, which raises then."""
+
+    def step(x, i, seen, parameter):
+        seen["log"].append("begins")
+        seen["count"].add_(1)
+        x = F.dropout(x, 0.5)
+        (parameter * 2).sum().backward()
+        try:
+            return use(x, i) + 1
+        finally:
+            seen["log"].append("ends")
+
+    def run(function):
+        torch.manual_seed(0)
+        seen, parameter = {"log": [], "count": torch.zeros(1)}, torch.ones(2, requires_grad=True)
+        results = []
+        for i in ([0, 1], [5, 0], [0, 0], [1, 9]):
+            try:
+                results.append(function(torch.arange(4.0), torch.tensor(i), seen, parameter))
+            except (IndexError, RuntimeError) as e:
+                results.append((type(e), str(e)))
+        return results, seen, parameter.grad, torch.rand(2)
+
+    assert_same(run(kiln.compile(step)), run(step))
+
+
+def test_one_call_that_raises_does_not_keep_the_function_in_eager():
+    def step(x, kind):
+        try:
+            if kind == 0:
+                raise KeyError("bad")
+            return torch.sin(x) * 2
+        except KeyError as e:
+            raise RuntimeError("wrapped") from e
+
+    compiled = kiln.compile(step)
+    with pytest.raises(RuntimeError, match="wrapped"), pytest.warns(UserWarning, match="runs in eager"):
+        compiled(torch.ones(2), 0)
+    assert_same(compiled(torch.ones(2), 1), step(torch.ones(2), 1))
+    assert len(compiled._entries) == 1

@@ -637,3 +637,32 @@ def test_assertions_of_a_backward_on_its_gradients():
         assert a.tolist() == b.tolist() == [2.0] * 3 and grad.tolist() == [6.0] * 3
         with pytest.raises(AssertionError, match="large"):
             g(torch.ones(3, requires_grad=True), 9.0)
+
+
+def test_gradients_that_are_not_materialized():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, count):
+            ctx.set_materialize_grads(False)
+            more = count + 1
+            ctx.mark_non_differentiable(more)
+            ctx.save_for_backward(x)
+            return x * 2, more
+
+        @staticmethod
+        def backward(ctx, grad, none):
+            assert none is None
+            (x,) = ctx.saved_tensors
+            return None if grad is None else grad * x, None
+
+    def f(x, count):
+        y, count = Doubled.apply(x * 3, count)
+        return y.sum(), count
+
+    found = []
+    for function in (f, kiln.compile(f, fullgraph=True)):
+        x = torch.arange(3.0, requires_grad=True)
+        y, count = function(x, torch.zeros(2))
+        y.backward()
+        found.append((y.detach(), count, x.grad))
+    assert_same(*found)

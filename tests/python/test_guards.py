@@ -539,3 +539,21 @@ def test_unions_of_types_are_compared_by_value():
         holder.types = str | float
 
     calls(f, [lambda: setattr(holder, "types", int | str), change])
+
+
+def test_builtins_and_methods_of_tensors_that_are_replaced(monkeypatch):
+    def f(x):
+        return x + max(1, 2)
+
+    compiled = kiln.compile(f)
+    x = torch.ones(3)
+    assert_same(compiled(x), f(x))
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.max", lambda *args: 5)
+        assert_same(compiled(x), f(x))
+    add = torch.Tensor.__add__
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "__add__", lambda a, b: add(a, b) * 10)
+        assert_same(compiled(x), f(x))
+        assert compiled(x)[0] == 30
+    assert_same(compiled(x), f(x))

@@ -1,6 +1,7 @@
 """Compiled modules: the wrapper is the module to everything but the call."""
 
 import copy
+import functools
 import io
 import math
 import pickle
@@ -526,3 +527,16 @@ def test_callables_that_come_and_go_do_not_count_together():
         warnings.simplefilter("error")
         for k in range(20):
             train(k if k % 2 else k + 0.5)
+
+
+def test_names_of_another_function_on_a_compiled_one():
+    """As functools.wraps puts them; what is compiled stays the same."""
+
+    def reference(x):
+        """What it does."""
+
+    compiled = functools.update_wrapper(kiln.compile(lambda x: x + 1), reference)
+    x = torch.ones(2)
+    assert compiled.__doc__ == "What it does." and compiled.__wrapped__ is reference
+    assert_same(compiled(x), x + 1)
+    assert_same(kiln.compile(lambda x: compiled(x) * 2)(x), (x + 1) * 2)

@@ -4,6 +4,7 @@ call had others."""
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -718,3 +719,124 @@ def test_an_exception_of_the_programs_own_is_raised_once():
         x, mine, theirs = torch.randn(12), Refuses(), Refuses()
         assert_same(compiled(x, k, mine), f(x, k, theirs))
         assert mine.asked == theirs.asked == 1
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_branch_on_what_is_computed_in_a_program_that_writes(backend):
+    """Sizes that were captured, then others that go another way, then the first again: nothing is written twice."""
+    compiled_calls, calls = torch.zeros(1), torch.zeros(1)
+
+    def f(x, calls):
+        calls.add_(1)
+        y = F.max_pool1d(x, 2)
+        if y.shape[-1] * 2 != x.shape[-1]:
+            y = y + 1
+        return [part.sum() for part in y.split(3, 1)]
+
+    options = {} if backend is None else {"backend": backend}
+    compiled = kiln.compile(f, **options)
+    for n in (16, 13, 16, 8, 10, 9, 13, 9, 30):
+        x = torch.randn(2, n)
+        assert_same(compiled(x, compiled_calls), f(x, calls))
+        assert_same(compiled_calls, calls)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_an_error_at_some_sizes_is_caught_by_the_program(dynamic):
+    """Also where something was written before."""
+
+    def f(x, state):
+        state.add_(1)
+        try:
+            return x.view(-1, 4)
+        except RuntimeError:
+            state.add_(10)
+            return x * 2
+
+    states = torch.zeros(1), torch.zeros(1)
+    compiled = kiln.compile(f, dynamic=dynamic)
+    for n in (8, 10, 9, 12, 9, 7):
+        x = torch.randn(2, n)
+        assert_same(compiled(x, states[0]), f(x, states[1]))
+        assert_same(*states)
+
+
+def test_scalars_of_numpy_stay_what_they_are():
+    """They take a stand-in for an object of Python's, and give what Python's numbers give then."""
+    expressions = (
+        lambda s, n: s * n,
+        lambda s, n: n - s,
+        lambda s, n: s / (n / 2),
+        lambda s, n: max(s, n),
+        lambda s, n: divmod(s, n),
+        lambda s, n: np.add(s, n),
+        lambda s, n: s**n,
+    )
+    for make in (lambda v: np.int8(v), lambda v: np.float32(v) / 10, lambda v: np.uint16(v), lambda v: np.float64(v)):
+        for ask in expressions:
+            compiled = kiln.compile(lambda x, s, n, ask=ask: (x + 1, ask(s, x.shape[0]), ask(s, n)))
+            for n in (3, 4, 5, 4):
+                for found in compiled(torch.ones(n), make(100), n)[1:]:
+                    expected = ask(make(100), n)
+                    assert repr(found) == repr(expected)
+
+
+def test_conditions_on_data_of_open_sizes():
+    def masked(x, mask):
+        if mask.all():
+            mask = None
+        y = x * 2
+        return y if mask is None else y.masked_fill(~mask, 0.0)
+
+    compiled = kiln.compile(masked)
+    for n in range(3, 14):
+        for mask in (torch.ones(n, dtype=torch.bool), torch.arange(n) > 0):
+            x = torch.randn(n)
+            assert_same(compiled(x, mask), masked(x, mask))
+    assert len(compiled._entries) <= 4
+
+    class Cache:
+        def __init__(self):
+            self.keys, self.length = torch.zeros(2, 3), 3
+
+    def grown(cache, x):
+        full = cache.length >= 11
+        count = 10 if full else cache.length + 1
+        cache.length += 1
+        cache.keys = torch.cat([cache.keys, x], 1)
+        return cache.keys * count
+
+    compiled, caches = kiln.compile(grown), (Cache(), Cache())
+    for _ in range(14):
+        x = torch.randn(2, 1)
+        assert_same(compiled(caches[0], x), grown(caches[1], x))
+    assert len(compiled._entries) <= 4
+
+
+def test_a_loop_over_an_open_int_ends():
+    """Each step's int is made of the one before, twice: beyond some size the number is taken."""
+
+    def collatz(x, n):
+        steps = 0
+        while n != 1:
+            n = n // 2 if n % 2 == 0 else 3 * n + 1
+            steps += 1
+        return x * steps
+
+    compiled = kiln.compile(collatz)
+    for n in (3, 27, 6):
+        assert_same(compiled(X, n), collatz(X, n))
+
+
+def test_a_frame_without_a_graph_asks_for_no_sizes():
+    def inner(x):
+        kiln.graph_break()
+        return x * 2
+
+    compiled = kiln.compile(lambda x: inner(x) + 1)
+    for n in range(2, 14):
+        assert_same(compiled(torch.ones(n)), torch.ones(n) * 3)
+    assert len(compiled._entries) == 2
+
+
+X = torch.arange(6.0)

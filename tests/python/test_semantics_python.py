@@ -803,3 +803,25 @@ def test_classes_of_containers_with_constructors_of_their_own(cls, broken):
     assert type(actual[0]) is cls
     assert_same(*((list(made.values()) if cls is TaggedDict else list(made), y) for made, y in (expected, actual)))
     assert_same(*(getattr(made, "extra", None) for made, _ in (expected, actual)))
+
+
+def test_getters_of_the_module_operator():
+    pick, both = operator.itemgetter(1), operator.attrgetter("shape", "T.ndim")
+
+    def f(x, rows):
+        total = operator.methodcaller("sum", 0)(x)
+        counted = collections.Counter("abcab").most_common(2)
+        last = operator.itemgetter(-1, slice(0, 2))
+        return pick(rows) + total, both(x), last([1, 2, 3]), counted, sorted([(2, "b"), (1, "c")], key=pick)
+
+    x = torch.ones(2, 3)
+    assert graphs(f, x, [x, x * 2]) == 1
+    assert_same(kiln.compile(f)(x, [x, x * 2]), f(x, [x, x * 2]))
+
+    def over_a_break(x):
+        get = operator.itemgetter(1, 2)
+        y = x + 1
+        kiln.graph_break()
+        return get((y, x, y * 2))
+
+    check(over_a_break, x)

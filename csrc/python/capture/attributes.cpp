@@ -130,6 +130,12 @@ PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* 
   }
   if (builtins) {
     PyObject* o = PyDict_CheckExact(builtins) ? PyDict_GetItemWithError(builtins, name) : nullptr;
+    if (o && globals && !is_trusted_namespace(globals)) {
+      if (!builtins_) builtins_ = guards::constant(builtins, "builtins");
+      guard(GK::Is, child(SK::DictItem, builtins_, name), o);
+      globals_seen_.emplace(std::make_pair(globals, name), py::Ref::borrow(o));
+      alive.push_back(py::Ref::borrow(name));
+    }
     if (o) return Py_NewRef(o);
   }
   if (!PyErr_Occurred() && !allow_missing) PyErr_Format(PyExc_NameError, "name '%U' is not defined", name);

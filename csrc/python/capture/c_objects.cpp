@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "python/capture/call_tools.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/guards/contents.h"
@@ -96,6 +97,12 @@ bool reduces_sequence(PyObject* function) {
 }
 
 }  // namespace
+
+bool numpy_among(PyObject* const* args, size_t n) {
+  return std::any_of(args, args + n, [](PyObject* o) {
+    return o && (is_numpy_scalar(Py_TYPE(o)) || strcmp(Py_TYPE(o)->tp_name, "numpy.ndarray") == 0);
+  });
+}
 
 bool is_numpy_scalar(PyTypeObject* t) {
   if (is_heap(t) || !starts_with(t->tp_name, "numpy.")) return false;

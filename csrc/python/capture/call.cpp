@@ -306,7 +306,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     });
   }
   if (options.look_through && options.look_through(callable)) {
-    static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
+    static PyObject* wrapped_name = PyUnicode_InternFromString("_kiln_wrapped");
     py::Ref wrapped = py::Ref::steal(load_attr(callable, wrapped_name));
     if (!wrapped) return nullptr;
     if (Known* k = find_plain(callable)) guard(Guard::Kind::Is, k->source, callable);
@@ -326,6 +326,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   }
   if (t == &_PyWeakref_RefType) return call_weakref(callable);
   if (is_lru_cache(t)) return call_cached(callable, args, nargsf, kwnames);
+  if (all == 1 && !kwnames && is_getter(t)) return call_getter(callable, args[0]);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
   if (size_among(args, all))
@@ -433,6 +434,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   const Policy policy = policy_of(callable);
   if (const size_t all = count_of(nargsf, kwnames);
       converts_numbers(policy) && size_among(args, all) && !takes_open_sizes(name_of(callable)))
+    return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
+  if (const size_t all = count_of(nargsf, kwnames); size_among(args, all) && numpy_among(args, all))
     return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
   static PyObject* len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
   if (callable == len && n == 1)

@@ -71,6 +71,8 @@ Policy policy_of(PyObject* callable);
 PyObject* self_of(PyObject* c_callable);
 /// The name of a builtin function or method, a descriptor or a slot wrapper; "" of any other callable.
 const char* name_of(PyObject* c_callable);
+/// The classes of operator.itemgetter, attrgetter and methodcaller.
+bool is_getter(PyTypeObject* t);
 /// Of a Python function, by its code; Interpret for all that the table lacks.
 Policy policy_of_code(PyCodeObject* code);
 /// True for classes of C whose constructor only makes the object (int, list, range, exceptions, ...), and for Python

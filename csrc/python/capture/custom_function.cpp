@@ -76,13 +76,13 @@ PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
       return graph_break("custom-function", "its forward returns a tensor with a history");
     Py_RETURN_NONE;
   }
-  if (step == "begin" && n == 3) return begin_custom_function(args[1], args[2]);
+  if (step == "begin" && n == 4) return begin_custom_function(args[1], args[2], args[3] == Py_True);
   if (step == "end" && n == 2) return end_custom_function(args[1]);
   return graph_break("custom-function",
                      step == "refuse" && n == 2 ? PyUnicode_AsUTF8(args[1]) : "a custom function of an unknown kind");
 }
 
-PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
+PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs, bool materialize) {
   std::vector<at::Tensor> in, out;
   if (!tensors_of(inputs, &in) || !tensors_of(outputs, &out)) return graph_break("custom-function", "not tensors");
   for (const at::Tensor& t : out) {
@@ -108,8 +108,8 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs) {
       aten::note_custom_view(t);
     }
   }
-  graph::Node* begin =
-      trace.record(graph::Op("kiln::custom_function"), {in_values, out_values}, grads, "custom_function");
+  graph::Node* begin = trace.record(graph::Op("kiln::custom_function"),
+                                    {in_values, out_values, graph::Arg(materialize)}, grads, "custom_function");
   begin->returns_list = true;
   custom_function = {node, begin, now()};
   py::Ref result = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(grads.size())));

@@ -439,6 +439,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
     if (Py_TYPE(o)->tp_iternext && strncmp(Py_TYPE(o)->tp_name, "itertools.", 10) == 0) return by_reduce(o);
     if (reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().partial) return by_reduce(o);
   }
+  if (is_getter(Py_TYPE(o))) return by_reduce(o);
   open_.erase(o);
   return instance(o);
 }
@@ -814,11 +815,17 @@ void Machine::finish() {
     return;
   }
   result.traced = trace.share();
+  // Operators of tensors are methods of theirs, which may be replaced.
+  PyObject* tensor = names().tensor_type;
+  guard(guards::Guard::Kind::ClassVersion, child(guards::Source::Kind::Const, nullptr, tensor), tensor,
+        py311::type_version(reinterpret_cast<PyTypeObject*>(tensor)));
   result.eager_condition = any_of(eager_conditions_, "eager_condition");
   result.other_branch = any_of(branches_, "other_branch");
   for (const Conditions* asked : {&eager_conditions_, &branches_})
-    for (graph::Node* n : asked->nodes)
-      if (trace.sizes && trace.sizes->is_open({n, 0})) trace.sizes->refuse("a condition on data of an open size");
+    if (trace.sizes &&
+        std::any_of(trace.sizes->arguments().begin(), trace.sizes->arguments().end(),
+                    [&](const auto& a) { return asked->nodes.contains(const_cast<graph::Node*>(a.node)); }))
+      trace.sizes->refuse("a condition on data that are computed of an open size");
   if (!torch_level_ok) return;
   result.torch_level = torch_level;
   if (trace.sizes && options.for_fx) finish_torch_sizes();

@@ -241,6 +241,8 @@ class Machine {
   bool has_fake(PyObject* o, int depth = 0);
   PyObject* call_c(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  /// A call of an object for which is_getter() holds.
+  PyObject* call_getter(PyObject* getter, PyObject* subject);
   PyObject* call_partial(PyObject* partial, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   PyObject* call_weakref(PyObject* ref);
   /// What constructors of a dtype's class take: sizes, data, a tensor, or nothing. `dtype`: nullptr for torch.Tensor's.
@@ -489,7 +491,7 @@ class Machine {
   int hook_behind(const at::Tensor& result) const;
   /// Beginning and end of a checkpointed call, whose nodes are marked (Node::checkpoint).
   PyObject* checkpoint_step(PyObject* const* args, size_t n);
-  PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs);
+  PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs, bool materialize);
   PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);
   /// Has `callable` called on leaving; `made`: by the capture itself. None.
@@ -710,6 +712,7 @@ class Machine {
     }
   };
   std::unordered_map<Pair, py::Ref, PairHash> globals_seen_, attributes_seen_;
+  SourcePtr builtins_;  // their dict, once it was read
   std::unordered_map<PyObject*, bool> trusted_;
   std::unordered_map<PyObject*, PyObject*> dict_owners_;  // by __dict__
   std::unordered_map<PyObject*, py::Ref> dict_shadows_;   // object -> shadow of its __dict__

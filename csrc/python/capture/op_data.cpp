@@ -1,6 +1,7 @@
 // Operators, containers, strings, functions, imports and pattern matching.
 #include <string_view>
 
+#include "python/capture/call_tools.h"
 #include "python/capture/eval.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
@@ -37,8 +38,12 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
   if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) &&
       (stores_size || !m.takes_open_sizes(op)))
     return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });
-  if (PyObject* number = m.number_among(args, n); number && tensor)
-    return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
+  PyObject* const number = m.number_among(args, n);
+  if ((number || m.size_among(args, n)) && numpy_among(args, n)) {
+    if (number) return m.specialize(number);
+    return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });
+  }
+  if (number && tensor) return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
   const std::string_view name = op;
   const bool item = name == "getitem" || name == "setitem";
   for (size_t i = 0; i < n; ++i) {

@@ -167,7 +167,9 @@ template <Expr (*f)(const Expr&, const Expr&)>
 PyObject* extreme(PyObject* self, PyObject* o) {
   const auto a = expr_of(self), b = expr_of(o);
   if (!capturing || !a || !b) Py_RETURN_NOTIMPLEMENTED;
-  return make_size(f(*a, *b));
+  const Expr result = f(*a, *b);
+  return capturing->trace.sizes->fits(result) ? make_size(result)
+                                              : PyLong_FromLongLong(capturing->trace.sizes->pin(result));
 }
 
 PyObject* truth(PyObject* self, PyObject*) {

@@ -32,7 +32,9 @@ struct Entry {
   /// As in CaptureResult.
   struct Condition {
     std::shared_ptr<runtime::CompiledFunction> graph;
+    std::shared_ptr<const runtime::SizedProgram> program;  // in place of `graph`, where sizes are open
     std::vector<size_t> inputs;
+    explicit operator bool() const { return graph || program; }
   };
   Condition eager_condition, other_branch;
   /// The graph's last output is CaptureResult::failed.

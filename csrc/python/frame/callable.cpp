@@ -139,6 +139,24 @@ PyObject* entries_of(PyObject* o, void*) {
   return list;
 }
 
+PyObject* wrapped_name() {
+  static PyObject* const name = PyUnicode_InternFromString("__wrapped__");
+  return name;
+}
+
+PyObject* get_wrapped(PyObject* o, void*) {
+  PyObject* dict = as_compiled(o)->dict;
+  PyObject* said = dict ? PyDict_GetItemWithError(dict, wrapped_name()) : nullptr;
+  if (!said && PyErr_Occurred()) return nullptr;
+  return Py_NewRef(said ? said : as_compiled(o)->wrapped);
+}
+
+int set_wrapped(PyObject* o, PyObject* value, void*) {
+  const py::Ref dict = py::Ref::steal(PyObject_GenericGetDict(o, nullptr));
+  if (!dict) return -1;
+  return value ? PyDict_SetItem(dict.get(), wrapped_name(), value) : PyDict_DelItem(dict.get(), wrapped_name());
+}
+
 }  // namespace
 
 PyTypeObject* compiled_type() {
@@ -147,10 +165,12 @@ PyTypeObject* compiled_type() {
         {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledObject, vectorcall), READONLY, nullptr},
         {"__dictoffset__", T_PYSSIZET, offsetof(CompiledObject, dict), READONLY, nullptr},
         {"__weaklistoffset__", T_PYSSIZET, offsetof(CompiledObject, weakrefs), READONLY, nullptr},
-        {"__wrapped__", T_OBJECT, offsetof(CompiledObject, wrapped), READONLY, "what was compiled"},
+        {"_kiln_wrapped", T_OBJECT, offsetof(CompiledObject, wrapped), READONLY, "what was compiled"},
         {nullptr, 0, 0, 0, nullptr}};
     static PyGetSetDef getset[] = {
         {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
+        {"__wrapped__", &get_wrapped, &set_wrapped, "what was compiled, unless functools.wraps has said otherwise",
+         nullptr},
         {"_entries", &entries_of, nullptr,
          "compiled entries, as dicts: id, hits, slow_checks, guards, fast_steps, breaks, and how many "
          "combinations of sizes came up and are compiled",

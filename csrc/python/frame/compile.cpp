@@ -146,6 +146,9 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
 /// Whether the captured graph can be run at other sizes; if not, the guards are for these alone from now on.
 bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
   if (!result.sizes) return false;
+  const aten::Sizes& sizes = *result.sizes;
+  if (!result.traced && sizes.refused().empty() && sizes.conditions().empty() && sizes.outputs().empty())
+    return false;  // nothing depends on them, and the guards need not
   std::string why;
   const bool open = result.sizes->any_open() || !result.open_ints.empty();
   if (!open || !result.traced)
@@ -154,6 +157,9 @@ bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
     why = "an assertion that is asked before anything is written";
   else if (for_fx)
     why = backend_refusal(result);
+  const auto nothing_asked = std::make_shared<aten::Sizes>();
+  for (const auto* graph : {&result.eager_condition.graph, &result.other_branch.graph})
+    if (why.empty() && *graph) why = runtime::SizedProgram::refusal(**graph, *nothing_asked);
   if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, *result.sizes);
   if (why.empty()) return true;
   close_torch_sizes(result);
@@ -211,7 +217,8 @@ void compile_graph(CaptureResult& result, bool open, const ConfigPtr& wanted, En
       std::vector<at::Tensor> asked;
       for (size_t i : c.inputs) asked.push_back(examples.at(i));
       if (!c.graph) return {};
-      return {compile_for(*c.graph, asked, config), c.inputs};
+      if (open) return {nullptr, runtime::SizedProgram::make(c.graph, *std::make_shared<aten::Sizes>()), c.inputs};
+      return {compile_for(*c.graph, asked, config), nullptr, c.inputs};
     };
     entry.eager_condition = compiled(result.eager_condition);
     entry.other_branch = compiled(result.other_branch);
@@ -299,7 +306,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     constexpr int64_t kMostBranches = 4;
     options.data_branches = pass_enabled("capture.data_branches") &&
                             std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
-                              return static_cast<bool>(e->other_branch.graph);
+                              return static_cast<bool>(e->other_branch);
                             }) < kMostBranches;
     // Where sizes decide on the program's way again and again, each is better taken by itself.
     constexpr int64_t kMostOpen = 4;
@@ -385,7 +392,7 @@ std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& 
   std::string text;
   for (size_t i = 0; i < cache.entries.size(); ++i) {
     const std::string failure = cache.entries[i]->tree.failure(call);
-    const char* none = cache.entries[i]->other_branch.graph ? "a number decides for another branch" : "no guard fails";
+    const char* none = cache.entries[i]->other_branch ? "a number decides for another branch" : "no guard fails";
     text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? none : failure) + "\n";
   }
   return text;
@@ -481,8 +488,8 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     throw;
   } catch (const Unsupported& e) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + " as one graph: " + e.what());
-    // Other calls have their entries; this kind of call runs in eager, and is tried again until the limit.
-    if (cache.entries.empty()) {
+    // Other calls have, or may get, their entries; this kind of call runs in eager, and is tried again until the limit.
+    if (cache.entries.empty() && !dynamic_cast<const UnsupportedHere*>(&e)) {
       cache.eager = true;
     } else {
       ++cache.compiles;

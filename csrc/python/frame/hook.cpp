@@ -70,12 +70,16 @@ PyObject* call_plainly(const Target& t, const guards::Call& call) {
 /// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
 /// is no case for the entry either.
 bool holds(const Entry::Condition& condition, PyObject* const* values) {
-  if (!condition.graph) return false;
+  if (!condition) return false;
   std::vector<at::Tensor> asked;
   asked.reserve(condition.inputs.size());
   for (size_t i : condition.inputs) asked.push_back(py::graph_input(values[i]));
   try {
-    return condition.graph->call(std::move(asked)).at(0).item<bool>();
+    runtime::SizedProgram::Ints no_sizes;
+    return (condition.program ? condition.program->run(std::move(asked), {}, &no_sizes)
+                              : condition.graph->call(std::move(asked)))
+        .at(0)
+        .item<bool>();
   } catch (const std::exception&) {
     return true;
   }
@@ -106,9 +110,9 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.first_source());
     owned.clear();
     std::optional<runtime::GeneratorState> generator;
-    if ((entry.has_assertions || entry.sizes) && entry.effects.draws) generator.emplace();
-    const bool repeatable = !entry.effects.changes && (generator || !entry.effects.draws);
+    if (entry.effects.draws) generator.emplace();
     Scoped<ConfigPtr> quiet(mode().config, nullptr);  // kernels of operators may be in Python
+    runtime::raised_before_writes() = false;
     try {
       if (entry.sizes) {
         out.tensors = entry.sizes->run(std::move(inputs), ints, &out.sizes);
@@ -121,7 +125,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
       log_artifact(Topic::fallback, "the call is run again in eager", e.what());
       throw RunAgain{};
     } catch (const std::exception& e) {
-      if (!repeatable) throw;
+      if (entry.effects.changes && !runtime::raised_before_writes()) throw;
       log_artifact(Topic::fallback, "a graph raised and is run again in eager", e.what());
       if (generator) generator->restore();
       throw RunAgain{};

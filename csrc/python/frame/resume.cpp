@@ -284,7 +284,7 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
   int at = bytecode::index_at(root, exit.offset);
   KILN_CHECK(at >= 0, "a graph break names an instruction that does not exist");
   if (bytecode::handled_exceptions(root)[at] > 0)
-    throw Unsupported("a graph break while an exception is being handled (in an except or finally block)");
+    throw UnsupportedHere("a graph break while an exception is being handled (in an except or finally block)");
 
   // KW_NAMES, PRECALL and CALL are one instruction in three parts.
   const auto opcode_at = [&](int i) { return root.instructions.at(static_cast<size_t>(i)).opcode; };

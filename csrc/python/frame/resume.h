@@ -4,10 +4,17 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "python/capture/recipe.h"
 #include "python/frame/cache.h"
 
 namespace kiln::frame {
+
+/// This call of the program ends where no graph can; another call may take another way.
+class UnsupportedHere : public Unsupported {
+ public:
+  using Unsupported::Unsupported;
+};
 
 /// Where a resume function goes on. Its code's slots are those of the original code that are not free variables, then
 /// the value stack, then the free variables; all but the last are its arguments.
