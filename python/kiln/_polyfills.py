@@ -512,6 +512,13 @@ def copied_tensor(data, *, dtype=None, device=None, requires_grad=False, pin_mem
     return made.requires_grad_() if requires_grad else made
 
 
+def tensor_of_size(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+    """torch.tensor and torch.as_tensor of a size that is left open."""
+    if requires_grad or pin_memory:
+        _C.graph_break()
+    return torch.full((), data, dtype=torch.int64 if dtype is None else dtype, device=device)
+
+
 def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
     """Tensor.new_tensor of what copied_tensor takes."""
     return copied_tensor(

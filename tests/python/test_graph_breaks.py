@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -402,3 +403,44 @@ def test_traceback_after_a_break_shows_the_users_lines():
         kiln.compile(f)(X)
     last = traceback.extract_tb(caught.value.__traceback__)[-1]
     assert last.filename == __file__ and "no_such_method" in last.line and last.name == "f"
+
+
+def test_arrays_that_change_break_instead_of_compiling_for_each():
+    def f(x, mask):
+        return torch.where(torch.tensor(mask, dtype=torch.bool), x, 0.0)
+
+    compiled = kiln.compile(f)
+    draw = np.random.default_rng(0)
+    for _ in range(12):
+        x, mask = torch.randn(2, 8), draw.random((2, 8)) < 0.5
+        assert_same(compiled(x, mask), f(x, mask))
+    assert len(compiled._entries) == 2
+
+
+def test_a_loop_that_breaks_and_appends_is_compiled_once():
+    def f(x):
+        out = []
+        for row in x:
+            n = int(row.sum().item())
+            kiln.graph_break()
+            out.append(row * n)
+        return torch.stack(out), len(out)
+
+    x = torch.arange(24.0).reshape(12, 2)
+    with kiln.config.patch(recompile_limit=3), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = kiln.compile(f)
+        assert_same(compiled(x), f(x))
+
+    def appends(x, out):
+        out.append(x + 1)
+        if len(out) > 20:
+            out.pop(0)
+        return x
+
+    kept, compiled = [], kiln.compile(lambda x, out: out.append(x + 1))
+    for i in range(12):
+        compiled(torch.full((2,), float(i)), kept)
+    assert_same(kept, [torch.full((2,), float(i + 1)) for i in range(12)])
+    assert len(compiled._entries) == 1
+    check(appends, torch.ones(2), [torch.ones(1)])

@@ -3,6 +3,7 @@ call had others."""
 
 import copy
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -721,6 +722,32 @@ def test_an_exception_of_the_programs_own_is_raised_once():
         assert mine.asked == theirs.asked == 1
 
 
+OPERATORS = {
+    "randperm": lambda x: x[torch.randperm(x.size(0))],
+    "triu": lambda x: (x.triu(x.shape[0] - 3), torch.tril(x, -x.shape[0] // 2)),
+    "kthvalue": lambda x: x.kthvalue(x.shape[0] // 2 + 1, 0),
+    "fft": lambda x: (torch.fft.fft2(x, s=(x.shape[0], 4)), torch.fft.rfftn(x, s=(x.shape[0] + 1, 6))),
+    "affine_grid": lambda x: F.affine_grid(torch.eye(2, 3)[None], (1, 1, x.shape[0], 4), align_corners=False),
+    "scatter": lambda x: torch.slice_scatter(x, x[1:], start=0, end=x.shape[0] - 1),
+    "pad": lambda x: F.pad(x[None], (x.shape[0] // 4, 1), mode="reflect"),
+    "tensor": lambda x: (torch.tensor(x.shape[0]), torch.as_tensor(x.shape[0], dtype=torch.float64) * x),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_sizes(name):
+    f = OPERATORS[name]
+    compiled = kiln.compile(f)
+    for n in (8, 7, 12, 5, 9, 7):
+        x = torch.randn(n, 6)
+        for _ in range(2):
+            torch.manual_seed(n)
+            found = compiled(x)
+            torch.manual_seed(n)
+            assert_same(found, f(x))
+    assert len(compiled._entries) == 2
+
+
 @pytest.mark.parametrize("backend", [None, "eager"])
 def test_a_branch_on_what_is_computed_in_a_program_that_writes(backend):
     """Sizes that were captured, then others that go another way, then the first again: nothing is written twice."""
@@ -811,6 +838,18 @@ def test_conditions_on_data_of_open_sizes():
         x = torch.randn(2, 1)
         assert_same(compiled(caches[0], x), grown(caches[1], x))
     assert len(compiled._entries) <= 4
+
+
+def test_c_code_that_sorts_by_class():
+    """statistics.mean asks for each number's class, and makes its result one of it."""
+
+    def f(x, n):
+        return x * statistics.mean([1, 2, n]), statistics.mean([x.shape[0], n]), statistics.median([n, 4, x.shape[0]])
+
+    compiled = kiln.compile(f)
+    for n in (1, 2, 5, 6, 2):
+        x = torch.randn(n + 1)
+        assert_same(compiled(x, n), f(x, n))
 
 
 def test_a_loop_over_an_open_int_ends():

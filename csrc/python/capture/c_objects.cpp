@@ -181,6 +181,12 @@ bool Machine::reads(PyObject* o, int depth) {
     }
     case Is::Memory: {
       if (k->read) return true;
+      const bool changes = options.changing_contents && options.changing_contents->contains(k->source->text());
+      if (changes) {
+        graph_break("value-of-c-object", "the values of " + k->source->text() +
+                                             ", which are others in each call (torch.from_numpy shares them)");
+        return false;
+      }
       py::Ref contents = guards::contents_of(o, kLargestContents);
       if (!contents) break;
       if (!observe(o)) return false;

@@ -432,6 +432,11 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (count == 2 && !kwnames)
     if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
   const Policy policy = policy_of(callable);
+  if (policy == Policy::TensorData && !bound && n == 1 && is_size(args[0]) &&
+      (is_named(callable, "tensor") || is_named(callable, "as_tensor"))) {
+    static PyObject* const tensor_of_size = PyObject_GetAttrString(polyfills(), "tensor_of_size");
+    return call(tensor_of_size, args, n, kwnames);
+  }
   if (const size_t all = count_of(nargsf, kwnames);
       converts_numbers(policy) && size_among(args, all) && !takes_open_sizes(name_of(callable)))
     return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });

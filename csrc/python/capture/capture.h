@@ -86,6 +86,8 @@ struct CaptureOptions {
   bool floats_change = true, ints_change = true;  // whether these do
   /// Sources (as text) of functions that are made anew for each call (closures): any of the same code may stand there.
   const std::unordered_set<std::string>* changing_functions = nullptr;
+  /// Sources (as text) of memory whose contents break the graph where they are needed, since they change.
+  const std::unordered_set<std::string>* changing_contents = nullptr;
   /// Those numbers whose value was needed after all.
   std::unordered_set<std::string> constant_numbers;
   /// item() gives a number that the graph computes with, except at these calls, where its value was needed: there it is

@@ -276,7 +276,12 @@ bool takes_sizes(std::string_view name) {
       "select", "eye", "constant_pad_nd", "pad", "layer_norm", "unflatten", "upsample_nearest1d", "upsample_nearest2d",
       "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "adaptive_avg_pool2d",
       "_adaptive_avg_pool2d", "_unsafe_view", "roll", "as_strided", "full_like", "split", "unsafe_split", "topk",
-      "fft_fft", "fft_ifft", "fft_rfft", "fft_irfft",
+      "fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft", "fft_fft2", "fft_ifft2", "fft_rfft2",
+      "fft_irfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "fft_irfftn", "randperm", "multinomial", "tril", "triu",
+      "tril_", "triu_", "kthvalue", "affine_grid_generator", "slice_scatter", "select_scatter", "narrow_copy",
+      "empty_strided", "new_empty_strided", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+      "replication_pad1d", "replication_pad2d", "replication_pad3d", "upsample_nearest3d", "_upsample_bilinear2d_aa",
+      "_upsample_bicubic2d_aa",
       // As numbers (Trace::size_behind).
       "add", "sub", "mul", "div", "true_divide", "divide", "multiply", "subtract", "rsub", "eq", "ne", "lt", "le", "gt",
       "ge", "where", "clamp", "clamp_min", "clamp_max", "masked_fill", "masked_fill_", "fill_", "floor_divide",

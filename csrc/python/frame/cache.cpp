@@ -40,6 +40,7 @@ void CodeCache::clear() {
   compiles = 0;
   changing_numbers.clear();
   changing_functions.clear();
+  changing_contents.clear();
   constant_numbers.clear();
   breaking_items.clear();
   changing_sizes.clear();

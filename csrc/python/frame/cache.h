@@ -74,6 +74,8 @@ struct CodeCache {
   std::unordered_map<std::string, uint64_t> changing_sizes;
   /// Sources of functions that were others, of the same code, in a later call.
   std::unordered_set<std::string> changing_functions;
+  /// Sources of arrays, and of other memory, that had other contents in a later call.
+  std::unordered_set<std::string> changing_contents;
   /// Calls of item() whose value the program needs.
   std::unordered_set<std::string> breaking_items;
   bool backend_takes_sizes = true;  // false: it raised for a graph of open sizes

@@ -293,6 +293,8 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.fullgraph = config.fullgraph;
     options.changing_numbers = &cache.changing_numbers;
     if (pass_enabled("capture.changing_functions")) options.changing_functions = &cache.changing_functions;
+    // Better a break than a compile for each.
+    if (!config.fullgraph) options.changing_contents = &cache.changing_contents;
     // An fx graph has ints as they are, and floats as constants.
     options.floats_change = !config.backend && pass_enabled("capture.changing_floats");
     options.open_ints = pass_enabled("capture.changing_ints");
@@ -449,7 +451,9 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
       if (change.kind == Kind::Sizes)
         cache.changing_sizes[change.source->text()] |= change.dims;
       else
-        (change.kind == Kind::Function ? cache.changing_functions : cache.changing_numbers)
+        (change.kind == Kind::Function   ? cache.changing_functions
+         : change.kind == Kind::Contents ? cache.changing_contents
+                                         : cache.changing_numbers)
             .insert(change.source->text());
     }
   const int64_t limit = options().recompile_limit;

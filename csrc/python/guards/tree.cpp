@@ -486,6 +486,7 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
             changed.push_back({Change::Kind::Number, list_item(n.source, i)});
       if (guards_[g].kind == Guard::Kind::Is && alike(guards_[g].object.get(), value))
         changed.push_back({Change::Kind::Function, n.source});
+      if (guards_[g].kind == Guard::Kind::Contents) changed.push_back({Change::Kind::Contents, n.source});
       if (guards_[g].kind == Guard::Kind::Tensor)
         if (const uint64_t dims = other_dims(value, facts_[g]))
           changed.push_back({Change::Kind::Sizes, n.source, dims});

@@ -59,12 +59,13 @@ class GuardTree {
   /// looked at.
   std::optional<uint64_t> sizes_key_at(const Call& call, const std::vector<int>& where);
   struct Change {
-    enum class Kind : uint8_t { Number, Function, Sizes } kind;
+    enum class Kind : uint8_t { Number, Function, Sizes, Contents } kind;
     SourcePtr source;
     uint64_t dims = 0;  // Sizes: which, as bits
   };
   /// Floats and ints that are guarded by value and have another value in `call`, functions that are guarded by identity
-  /// and are others of the same code, and tensors that differ in sizes alone, as far as they can be read.
+  /// and are others of the same code, tensors that differ in sizes alone, and memory of other contents, as far as they
+  /// can be read.
   std::vector<Change> changes(const Call& call);
   const std::vector<Guard>& guards() const { return guards_; }
   size_t num_wanted() const { return wanted_.size(); }
