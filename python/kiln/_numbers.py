@@ -569,29 +569,25 @@ def call(function, args, kwargs):
     specialize(numbers[0])
 
 
-FOREACH_SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}  # by keyword
+# What scales a list of tensors, by function: the name of the number that all of them share.
+FOREACH_SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value", "lerp": "weight"}
 
 
 def call_each(name, args, kwargs):
     """A torch._foreach function with numbers in the last of its lists, or one number for all."""
     base = name[:-1] if name.endswith("_") else name
     lists = [a for a in args if isinstance(a, (list, tuple))]
-    keywords = list(kwargs)
-    given = kwargs[keywords[0]] if len(keywords) == 1 else args[-1]
-    if len(keywords) > 1 or base not in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp"):
-        specialize(first_number((*args, *kwargs.values())))
-    if len(keywords) == 1 and keywords[0] != FOREACH_SCALES.get(base) and keywords[0] != "weight":
-        specialize(first_number((*args, given)))
-    if is_number(given):
-        if len(lists) < len(args) - (1 if len(keywords) == 0 else 0):
-            specialize(given)
-    elif len(keywords) > 0 or len(lists) < len(args):
-        specialize(first_number((*args, given)))
-    scaled = base.startswith("addc") or (base in FOREACH_SCALES and len(keywords) == 1)
-    tensors = lists if is_number(given) else lists[:-1]
-    numbers = [given] * len(lists[0]) if is_number(given) else given
+    last = [*args, *kwargs.values()][-1]
+    shared = is_number(last)
+    by_name = list(kwargs) == [FOREACH_SCALES.get(base)]
+    plain = base in FOREACH_SCALES or base in ("mul", "div")
+    plain = plain and (len(kwargs) == 0 or (by_name and shared))
+    if not plain or len(lists) != len(args) - (1 if shared and not by_name else 0):
+        specialize(first_number([*args, *kwargs.values(), *[item for each in lists for item in each]]))
+    scaled = base.startswith("addc") or (by_name and base != "lerp")
+    tensors, numbers = (lists, [last] * len(lists[0])) if shared else (lists[:-1], last)
     results = []
     for first, *others, number in zip(*tensors, numbers, strict=True):
         method = getattr(first, name)
         results.append(method(*others, **{FOREACH_SCALES[base]: number}) if scaled else method(*others, number))
-    return None if name.endswith("_") else results
+    return args[0] if name.endswith("_") else tuple(results)

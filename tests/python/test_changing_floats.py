@@ -11,6 +11,8 @@ from torch import nn
 
 import kiln
 
+X = torch.arange(1.0, 7.0).reshape(2, 3)
+
 
 def compiles(compiled):
     """How many variants there are."""
@@ -73,6 +75,32 @@ def test_schedules_train_as_in_eager(optimizer, scheduler):
     assert state["param_groups"] == found_state["param_groups"]
 
 
+FOREACH = {
+    "add": lambda a, b, v: torch._foreach_add_(a, b, alpha=v),
+    "sub": lambda a, b, v: torch._foreach_sub(a, b, alpha=v),
+    "mul": lambda a, b, v: torch._foreach_mul(a, v),
+    "div": lambda a, b, v: torch._foreach_div_(a, v),
+    "addcmul": lambda a, b, v: torch._foreach_addcmul_(a, a, b, v),
+    "addcdiv": lambda a, b, v: torch._foreach_addcdiv(a, b, [x + 3 for x in b], value=v),
+    "lerp": lambda a, b, v: torch._foreach_lerp(a, b, weight=v),
+    "numbers": lambda a, b, v: (torch._foreach_mul(a, [v, v + 1]), torch._foreach_addcmul(a, a, b, [v, v])),
+    "constant alpha": lambda a, b, v: torch._foreach_add([x * v for x in a], b, alpha=2),
+}
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_lists_of_tensors(name):
+    f = FOREACH[name]
+    compiled = kiln.compile(f)
+    for v in (0.5, 0.25, 3.0, -2.0):
+        ours, eager = [([X.clone(), X[0] + 1], [X * 2, X[1].clone()]) for _ in range(2)]
+        found, expected = compiled(*ours, v), f(*eager, v)
+        assert type(found) is type(expected)
+        assert (found is ours[0]) == (expected is eager[0])
+        torch.testing.assert_close([found, ours], [expected, eager])
+    assert compiles(compiled) == 2
+
+
 def test_half_precision_is_scaled_in_the_type_of_the_result():
     """As Muon does it, whose update is bfloat16 and whose parameters are not."""
 
@@ -112,7 +140,6 @@ def test_cycled_momentum():
     assert count <= 4
 
 
-X = torch.arange(1.0, 7.0).reshape(2, 3)
 VALUES = [0.5, 0.25, -2.0, 3.0, 0.0, 1e-3, 7.5, math.inf, 0.1, 0.7]
 
 
