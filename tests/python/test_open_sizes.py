@@ -412,8 +412,8 @@ def test_training_steps_that_sizes_lead_another_way():
 
 def test_assertions_with_open_sizes():
     def likelihood(x):
-        normal = torch.distributions.Normal(x.mean(0), x.std(0) + 1)
-        return normal.log_prob(x).sum(), torch.distributions.Categorical(logits=x).entropy()
+        normal = torch.distributions.Normal(x.mean(0), x.std(0) + 1, validate_args=True)  # whatever the default is
+        return normal.log_prob(x).sum(), torch.distributions.Categorical(logits=x, validate_args=True).entropy()
 
     compiled = check(likelihood)
     bad = torch.full((4, 6), float("nan"))
