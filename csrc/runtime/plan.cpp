@@ -155,19 +155,15 @@ class PlannedArtifact final : public Artifact {
         t = adapt(std::move(t), s, lease);
       frame.set(s, std::move(t));
     }
-    if (log_enabled(Topic::step_times)) {
-      step_times_.run(plan_, frame);
-    } else {
-      const Step* running = nullptr;
-      try {
-        for (const auto& step : plan_.steps) {
-          running = step.get();
-          running->run(frame);
-        }
-      } catch (...) {
-        raised_before_writes() = comes_before_writes(running);
-        throw;
-      }
+    const Step* running = nullptr;
+    try {
+      if (log_enabled(Topic::step_times))
+        step_times_.run(plan_, frame, running);
+      else
+        for (const auto& step : plan_.steps) (running = step.get())->run(frame);
+    } catch (...) {
+      raised_before_writes() = comes_before_writes(running);
+      throw;
     }
     for (const auto& [input, original] : lease.copy_back) original.copy_(frame.tensors[input]);
     for (Slot s : plan_.counted) {

@@ -99,7 +99,6 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     Step step;
     step.node = n.get();
     program->autocast_ |= n->autocast != DType::Opaque;
-    if (n->returns_list) program->last_asked_ = program->steps_.size();
     if (n->op == constant_op())
       step.constant = aten::constant_tensor(n->args);
     else if (!joint::is_autograd_call(n->op))
@@ -138,14 +137,12 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     else
       step_at(c.value).checks.push_back({&c, slot_of(c.value)});
   }
-  for (size_t i = 1; i < program->steps_.size(); ++i)
-    if (!program->steps_[i].checks.empty()) program->last_asked_ = std::max(program->last_asked_, i);
-  // That a call takes the sizes is asked, too: where it does not, the program may go on otherwise.
   for (size_t i = 1; i < program->steps_.size(); ++i) {
     const Step& step = program->steps_[i];
+    // That a call takes the sizes is asked, too: where it does not, the program may go on otherwise.
     bool open = !step.sizes.empty();
     for (const graph::Arg& a : step.node->args) graph::for_each_value(a, [&](Value v) { open |= sizes.is_open(v); });
-    if (step.call && open) program->last_asked_ = i;
+    if (!step.checks.empty() || step.node->returns_list || (step.call && open)) program->last_asked_ = i;
   }
   for (const symbolic::Expr& e : program->sizes_)
     program->last_asked_ = std::max(program->last_asked_, step_that_knows(e));

@@ -9,12 +9,13 @@
 
 namespace kiln::runtime {
 
-void StepTimes::run(const Plan& plan, Frame& frame) {
+void StepTimes::run(const Plan& plan, Frame& frame, const Step*& running) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> seconds;
   for (const auto& step : plan.steps) {
     const Clock::time_point start = Clock::now();
-    step->run(frame);
+    running = step.get();
+    running->run(frame);
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
   }
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -11,7 +11,8 @@ namespace kiln::runtime {
 /// step_times after 10, 100, 1000, .. calls. Safe to use from several threads.
 class StepTimes {
  public:
-  void run(const Plan& plan, Frame& frame);
+  /// Runs the steps; `running`: gets the one that runs, which has raised if this throws.
+  void run(const Plan& plan, Frame& frame, const Step*& running);
 
  private:
   std::string text(const Plan& plan) const;

@@ -414,11 +414,14 @@ def test_a_capsule_is_used_up_once():
     assert_same(program(x), kiln.compile(program)(x))
 
 
+@pytest.mark.parametrize("logs", ["", "step_times"])
 @pytest.mark.parametrize(
     "use", [lambda x, i: x.gather(0, i), lambda x, i: x[i], lambda x, i: F.embedding(i, x[:, None])]
 )
-def test_an_error_of_data_leaves_what_came_before_it(use):
+def test_an_error_of_data_leaves_what_came_before_it(use, logs, request):
     """Nothing that was there has been written when the kernel raises: the call runs in eager, which raises then."""
+    kiln.set_logs(logs)
+    request.addfinalizer(lambda: kiln.set_logs(""))
 
     def step(x, i, seen, parameter):
         seen["log"].append("begins")

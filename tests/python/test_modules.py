@@ -537,6 +537,9 @@ def test_names_of_another_function_on_a_compiled_one():
 
     compiled = functools.update_wrapper(kiln.compile(lambda x: x + 1), reference)
     x = torch.ones(2)
+    disabled = functools.update_wrapper(kiln.disable(lambda x: x + 1), reference)
+    assert disabled.__wrapped__ is reference
+    assert_same(disabled(x), x + 1)
     assert compiled.__doc__ == "What it does." and compiled.__wrapped__ is reference
     assert_same(compiled(x), x + 1)
     assert_same(kiln.compile(lambda x: compiled(x) * 2)(x), (x + 1) * 2)

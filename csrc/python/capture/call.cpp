@@ -438,9 +438,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     return call(tensor_of_size, args, n, kwnames);
   }
   if (const size_t all = count_of(nargsf, kwnames);
-      converts_numbers(policy) && size_among(args, all) && !takes_open_sizes(name_of(callable)))
-    return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
-  if (const size_t all = count_of(nargsf, kwnames); size_among(args, all) && numpy_among(args, all))
+      size_among(args, all) &&
+      ((converts_numbers(policy) && !takes_open_sizes(name_of(callable))) || numpy_among(args, all)))
     return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
   static PyObject* len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
   if (callable == len && n == 1)

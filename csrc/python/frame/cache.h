@@ -39,8 +39,9 @@ struct Entry {
   Condition eager_condition, other_branch;
   /// The graph's last output is CaptureResult::failed.
   bool has_assertions = false;
-  /// What running the graph does beyond its outputs. If it changes nothing, the frame can be run again in eager, which
-  /// raises at the right place with the right effects before it; what it draws from the generator is put back first.
+  /// What running the graph does beyond its outputs. If it raises before it has changed anything, the frame is run
+  /// again in eager, which raises at the right place with the right effects before it; what it draws from the generator
+  /// is put back first.
   struct Effects {
     bool changes = true, draws = true;
   } effects;

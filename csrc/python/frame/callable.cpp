@@ -144,11 +144,14 @@ PyObject* wrapped_name() {
   return name;
 }
 
+/// __wrapped__ of a callable of kiln's: `wrapped`, unless the dict has another.
+template <class Object>
 PyObject* get_wrapped(PyObject* o, void*) {
-  PyObject* dict = as_compiled(o)->dict;
+  const auto* callable = reinterpret_cast<Object*>(o);
+  PyObject* dict = callable->dict;
   PyObject* said = dict ? PyDict_GetItemWithError(dict, wrapped_name()) : nullptr;
   if (!said && PyErr_Occurred()) return nullptr;
-  return Py_NewRef(said ? said : as_compiled(o)->wrapped);
+  return Py_NewRef(said ? said : callable->wrapped);
 }
 
 int set_wrapped(PyObject* o, PyObject* value, void*) {
@@ -169,8 +172,8 @@ PyTypeObject* compiled_type() {
         {nullptr, 0, 0, 0, nullptr}};
     static PyGetSetDef getset[] = {
         {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
-        {"__wrapped__", &get_wrapped, &set_wrapped, "what was compiled, unless functools.wraps has said otherwise",
-         nullptr},
+        {"__wrapped__", &get_wrapped<CompiledObject>, &set_wrapped,
+         "what was compiled, unless functools.wraps has said otherwise", nullptr},
         {"_entries", &entries_of, nullptr,
          "compiled entries, as dicts: id, hits, slow_checks, guards, fast_steps, breaks, and how many "
          "combinations of sizes came up and are compiled",
@@ -238,8 +241,7 @@ py::Ref make_compiled(PyObject* target, ConfigPtr config) {
   if (auto* f = reinterpret_cast<PyFunctionObject*>(function); f->func_dict && !self) {
     py::Ref dict = py::check(PyObject_GenericGetDict(made.get(), nullptr));
     if (PyDict_Update(dict.get(), f->func_dict) < 0) throw py::PythonError{};
-    if (PyDict_Contains(dict.get(), py::check(PyUnicode_FromString("__wrapped__")).get()) == 1)
-      PyDict_DelItemString(dict.get(), "__wrapped__");
+    if (PyDict_Contains(dict.get(), wrapped_name()) == 1) PyDict_DelItem(dict.get(), wrapped_name());
   }
   return made;
 }
@@ -325,9 +327,10 @@ PyTypeObject* mode_type() {
         {"__vectorcalloffset__", T_PYSSIZET, offsetof(ModeObject, vectorcall), READONLY, nullptr},
         {"__dictoffset__", T_PYSSIZET, offsetof(ModeObject, dict), READONLY, nullptr},
         {"__weaklistoffset__", T_PYSSIZET, offsetof(ModeObject, weakrefs), READONLY, nullptr},
-        {"__wrapped__", T_OBJECT, offsetof(ModeObject, wrapped), READONLY, "what it calls"},
         {nullptr, 0, 0, 0, nullptr}};
     static PyGetSetDef getset[] = {{"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
+                                   {"__wrapped__", &get_wrapped<ModeObject>, &set_wrapped,
+                                    "what it calls, unless functools.wraps has said otherwise", nullptr},
                                    {nullptr, nullptr, nullptr, nullptr, nullptr}};
     PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_mode)},
                            {Py_tp_traverse, reinterpret_cast<void*>(&traverse_mode)},

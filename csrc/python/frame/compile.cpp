@@ -143,6 +143,12 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
   return any ? written : std::vector<bool>();
 }
 
+/// A condition's graph is asked for no sizes.
+const aten::Sizes& no_sizes() {
+  static const auto* none = new aten::Sizes;
+  return *none;
+}
+
 /// Whether the captured graph can be run at other sizes; if not, the guards are for these alone from now on.
 bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
   if (!result.sizes) return false;
@@ -150,17 +156,16 @@ bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
   if (!result.traced && sizes.refused().empty() && sizes.conditions().empty() && sizes.outputs().empty())
     return false;  // nothing depends on them, and the guards need not
   std::string why;
-  const bool open = result.sizes->any_open() || !result.open_ints.empty();
+  const bool open = sizes.any_open() || !result.open_ints.empty();
   if (!open || !result.traced)
     why = "no graph";
   else if (result.failed_is_asked)
     why = "an assertion that is asked before anything is written";
   else if (for_fx)
     why = backend_refusal(result);
-  const auto nothing_asked = std::make_shared<aten::Sizes>();
   for (const auto* graph : {&result.eager_condition.graph, &result.other_branch.graph})
-    if (why.empty() && *graph) why = runtime::SizedProgram::refusal(**graph, *nothing_asked);
-  if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, *result.sizes);
+    if (why.empty() && *graph) why = runtime::SizedProgram::refusal(**graph, no_sizes());
+  if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, sizes);
   if (why.empty()) return true;
   close_torch_sizes(result);
   for (guards::Guard& g : result.guards) {
@@ -217,7 +222,7 @@ void compile_graph(CaptureResult& result, bool open, const ConfigPtr& wanted, En
       std::vector<at::Tensor> asked;
       for (size_t i : c.inputs) asked.push_back(examples.at(i));
       if (!c.graph) return {};
-      if (open) return {nullptr, runtime::SizedProgram::make(c.graph, *std::make_shared<aten::Sizes>()), c.inputs};
+      if (open) return {nullptr, runtime::SizedProgram::make(c.graph, no_sizes()), c.inputs};
       return {compile_for(*c.graph, asked, config), nullptr, c.inputs};
     };
     entry.eager_condition = compiled(result.eager_condition);
