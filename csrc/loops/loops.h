@@ -1,4 +1,5 @@
 #pragma once
+#include <boost/container/static_vector.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -78,10 +79,13 @@ enum class ReduceKind : uint8_t {
 /// Assign. Add: buffer[index] += value in iteration order (scatter-add; an index may repeat).
 enum class StoreMode : uint8_t { Assign, Add };
 
+/// Operands lie in the instruction itself: the scheduler copies instructions all the time.
+using Operands = boost::container::static_vector<ValueId, 4>;
+
 struct Inst {
   Opcode op = Opcode::ConstInt;
   DType dtype = DType::Float32;  // of the result; Store: of the value stored, which is the buffer's
-  std::vector<ValueId> args;
+  Operands args;
   BufferId buffer = -1;
   Expr index;
   int64_t imm = 0, imm2 = 0;

@@ -50,13 +50,9 @@ bool prefer_columns(const Nest& n) {
       if (i.buffer < 0) continue;
       const double weight = static_cast<double>(n.stage_size(s));
       // The strides of a column's and a row's elements, -1 if they are no such.
-      const auto stride_along = [&](int var) {
-        int64_t stride;
-        Expr rest;
-        return split_linear(i.index, var, stride, rest) ? stride : -1;
-      };
+      const auto along_var = [&](int var) { return stride_along(i.index, var).value_or(-1); };
       const int64_t most = i.op == loops::Opcode::Store ? 1 : kMostInterleaved;  // a store in steps is a scatter
-      const int64_t across = stride_along(n.outer.back()), along = s.vars.empty() ? -1 : stride_along(s.vars.back());
+      const int64_t across = along_var(n.outer.back()), along = s.vars.empty() ? -1 : along_var(s.vars.back());
       // What is one element in the other direction is no gather there.
       const double as_columns = along == 0 ? weight / 4 : weight, as_rows = across == 0 ? weight / 4 : weight;
       if (across >= 1 && across <= most) columns += across == 1 ? as_columns : as_columns / 2;
@@ -88,7 +84,7 @@ class Fuser {
       : a_(a), b_(b), buffers_(buffers), options_(options) {}
 
   std::optional<Nest> run() {
-    if (is_empty(a_) || is_empty(b_)) return std::nullopt;
+    if (is_empty(a_) || is_empty(b_) || surely_too_long()) return std::nullopt;
     join();
     align();
     if (!share_outer() || !points_are_independent()) return std::nullopt;
@@ -105,6 +101,19 @@ class Fuser {
     int stage;
   };
 
+  /// Whether both together have too many instructions, without fusing them to see: loads and constants are what they
+  /// have in common as a rule.
+  bool surely_too_long() const {
+    int64_t all = 0;
+    for (const Nest* n : {&a_, &b_})
+      for (const Stage& s : n->stages)
+        for (ValueId id : s.body) {
+          const Opcode op = n->insts[id].op;
+          all += op != Opcode::Load && op != Opcode::ConstInt && op != Opcode::ConstFloat && op != Opcode::IndexValue;
+        }
+    return all > options_.max_ops;
+  }
+
   /// a's and b's stages in one nest with distinct variables and values; owner_ says whose variable is whose.
   void join() {
     n_ = a_;
@@ -117,15 +126,16 @@ class Fuser {
     n_.extents.insert(n_.extents.end(), b_.extents.begin(), b_.extents.end());
     owner_.resize(n_.extents.size(), 1);
     n_.indirect_vars += b_.indirect_vars;
+    Substitution renumbered([&](const AtomNode& v, Expr& out) {
+      if (v.var_kind == VarKind::Size) return false;
+      out = Expr::var(v.id + (v.var_kind == VarKind::Loop ? vars : indirect), v.range, v.var_kind);
+      return true;
+    });
+    n_.insts.reserve(a_.insts.size() + b_.insts.size());
     for (Inst i : b_.insts) {
       for (ValueId& arg : i.args) arg += values;
       if (i.var >= 0) i.var += indirect;
-      if (!i.index.is_constant())
-        i.index = substitute(i.index, [&](const AtomNode& v, Expr& out) {
-          if (v.var_kind == VarKind::Size) return false;
-          out = Expr::var(v.id + (v.var_kind == VarKind::Loop ? vars : indirect), v.range, v.var_kind);
-          return true;
-        });
+      i.index = renumbered(i.index);
       n_.add(std::move(i));
     }
     for (int v : b_.outer) n_.outer.push_back(v + vars);
@@ -255,7 +265,9 @@ class Fuser {
     if (!left_a.empty() && (!pa || pb)) return false;
     if (!left_b.empty() && (!pb || pa)) return false;
     if (common.empty() && pa && pb && (!a_.outer.empty() || !b_.outer.empty())) return false;
-    for (int v : common) rename(pair_[v], v);
+    std::vector<std::pair<int, int>> names;
+    for (int v : common) names.push_back({pair_[v], v});
+    rename(names);
     // Inner loops in the order in which the other side has them, so that equal loops look equal.
     if (!left_a.empty()) n_.stages[0].vars = left_a;
     if (!left_b.empty()) n_.stages[first_b_stage_].vars = left_b;
@@ -263,12 +275,17 @@ class Fuser {
     return true;
   }
 
-  void rename(int from, int to) {
-    substitute_vars(n_, [&](int v, Expr& out) {
-      if (v != from) return false;
-      out = n_.var(to);
-      return true;
-    });
+  /// Gives variables of b's stages other names: (from, to).
+  void rename(const std::vector<std::pair<int, int>>& names) {
+    const auto other = [&](int v, Expr& out) {
+      for (const auto& [from, to] : names)
+        if (v == from) {
+          out = n_.var(to);
+          return true;
+        }
+      return false;
+    };
+    substitute_vars(n_, other, first_b_stage_);
   }
 
   static bool conflict(const Inst& x, const Inst& y) {
@@ -276,12 +293,12 @@ class Fuser {
   }
 
   /// Each of `vars` has the same value whenever x and y touch one element.
-  bool same_iteration(const Inst& x, const Inst& y, const std::vector<int>& vars) const {
+  bool same_iteration(const Expr& x, const Expr& y, const std::vector<int>& vars) const {
     for (int v : vars) {
       if (n_.extents[v] <= 1) continue;
       int64_t stride = 0;
-      if (determines(n_, x.index, v, stride) && digit_is(n_, y.index, stride, v)) continue;
-      if (determines(n_, y.index, v, stride) && digit_is(n_, x.index, stride, v)) continue;
+      if (determines(n_, x, v, stride) && digit_is(n_, y, stride, v)) continue;
+      if (determines(n_, y, v, stride) && digit_is(n_, x, stride, v)) continue;
       return false;
     }
     return true;
@@ -291,7 +308,7 @@ class Fuser {
     for (BufferId b : shared_buffers())
       for (const Access& x : accesses(b, false))
         for (const Access& y : accesses(b, true))
-          if (conflict(*x.inst, *y.inst) && !same_iteration(*x.inst, *y.inst, n_.outer)) return false;
+          if (conflict(*x.inst, *y.inst) && !same_iteration(x.inst->index, y.inst->index, n_.outer)) return false;
     return true;
   }
 
@@ -332,19 +349,15 @@ class Fuser {
     // round.
     std::vector<int> vars = n_.outer;
     vars.insert(vars.end(), to.vars.begin(), to.vars.end());
-    const auto renamed = [&](const Inst& i) {
-      Inst copy = i;
-      copy.index = substitute(i.index, [&](const AtomNode& v, Expr& out) {
-        if (v.var_kind != VarKind::Loop) return false;
-        for (const auto& [a, b] : renames)
-          if (v.id == a) {
-            out = n_.var(b);
-            return true;
-          }
-        return false;
-      });
-      return copy;
-    };
+    Substitution renamed([&](const AtomNode& v, Expr& out) {
+      if (v.var_kind != VarKind::Loop) return false;
+      for (const auto& [a, b] : renames)
+        if (v.id == a) {
+          out = n_.var(b);
+          return true;
+        }
+      return false;
+    });
     for (ValueId id : from.body) {
       const Inst& y = n_.insts[id];
       if (y.buffer < 0) continue;
@@ -352,10 +365,10 @@ class Fuser {
         for (ValueId other : n_.stages[s].body) {
           const Inst& x = n_.insts[other];
           if (!conflict(x, y)) continue;
-          if (s != j || !same_iteration(x, renamed(y), vars)) return false;
+          if (s != j || !same_iteration(x.index, renamed(y.index), vars)) return false;
         }
     }
-    for (const auto& [a, b] : renames) rename(a, b);
+    rename(renames);
     to.body.insert(to.body.end(), from.body.begin(), from.body.end());
     n_.stages.erase(n_.stages.begin() + k);
     return true;
@@ -371,11 +384,8 @@ class Fuser {
   static int64_t contiguous(const Nest& n, const std::vector<int>& vars, const Inst& i) {
     int64_t run = 1;
     for (size_t k = 0; k < vars.size(); ++k)
-      for (int v : vars) {
-        int64_t stride = 0;
-        Expr rest;
-        if (n.extents[v] > 1 && split_linear(i.index, v, stride, rest) && stride == run) run *= n.extents[v];
-      }
+      for (int v : vars)
+        if (n.extents[v] > 1 && stride_along(i.index, v) == run) run *= n.extents[v];
     return run;
   }
   /// Whether what a pointwise nest writes in whole vectors would be written in pieces of them, each many times a point:

@@ -5,6 +5,7 @@
 
 namespace kiln::schedule {
 
+using loops::BufferId;
 using symbolic::AtomKind;
 using symbolic::AtomNode;
 using symbolic::VarKind;
@@ -13,13 +14,17 @@ bool has_effect(const Inst& i) { return i.op == Opcode::Store || i.op == Opcode:
 bool is_pointwise(const Nest& n) { return n.stages.size() == 1 && n.stages[0].vars.empty(); }
 bool is_empty(const Nest& n) { return n.outer_size() == 0; }
 
-void substitute_vars(Nest& n, const std::function<bool(int, Expr&)>& f) {
-  for (const Stage& s : n.stages)
-    for (ValueId id : s.body) {
-      Expr& e = n.insts[id].index;
-      if (e.is_constant()) continue;
-      e = substitute(e, [&](const AtomNode& v, Expr& out) { return v.var_kind == VarKind::Loop && f(v.id, out); });
-    }
+const Expr& Substitution::operator()(const Expr& e) {
+  if (e.is_constant()) return e;
+  const auto [it, fresh] = made_.try_emplace(e);
+  if (fresh) it->second = substitute(e, f_);
+  return it->second;
+}
+
+void substitute_vars(Nest& n, const std::function<bool(int, Expr&)>& f, size_t first) {
+  Substitution replaced([&](const AtomNode& v, Expr& out) { return v.var_kind == VarKind::Loop && f(v.id, out); });
+  for (size_t s = first; s < n.stages.size(); ++s)
+    for (ValueId id : n.stages[s].body) n.insts[id].index = replaced(n.insts[id].index);
 }
 
 namespace {
@@ -112,8 +117,9 @@ bool digit_is(const Nest& n, const Expr& e, int64_t stride, int v) {
 }
 
 bool determines(const Nest& n, const Expr& e, int v, int64_t& stride) {
-  Expr rest;
-  if (!split_linear(e, v, stride, rest) || stride <= 0) return false;
+  const std::optional<int64_t> found = stride_along(e, v);
+  if (!found || *found <= 0) return false;
+  stride = *found;
   return digit_is(n, e, stride, v);
 }
 
@@ -125,9 +131,8 @@ bool mergeable(const Nest& n, const std::vector<const Stage*>& stages, int u, in
     for (ValueId id : s->body) {
       const Expr& e = n.insts[id].index;
       if (e.is_constant()) continue;
-      int64_t cu, cv;
-      Expr rest;
-      if (!split_linear(e, u, cu, rest) || !split_linear(e, v, cv, rest) || cu != cv * inner) return false;
+      const std::optional<int64_t> cu = stride_along(e, u), cv = stride_along(e, v);
+      if (!cu || !cv || *cu != *cv * inner) return false;
     }
   return true;
 }
@@ -178,22 +183,19 @@ void join_lanes(Nest& n) {
     const Inst& i = n.insts[id];
     if (i.op == Opcode::Store && i.mode == loops::StoreMode::Add) return;
     for (int u : n.outer) {
-      int64_t step = 0, outer_step = 0;
-      Expr rest;
-      if (i.op != Opcode::Store || u == v || !split_linear(i.index, v, step, rest) || step != 1) continue;
-      if (split_linear(i.index, u, outer_step, rest) && outer_step == inner) joined = u;
+      if (i.op != Opcode::Store || u == v || stride_along(i.index, v) != 1) continue;
+      if (stride_along(i.index, u) == inner) joined = u;
     }
   }
   if (joined < 0) return;
   for (ValueId id : n.stages[0].body) {
     const Inst& i = n.insts[id];
-    int64_t step = 0, outer_step = 0;
-    Expr rest;
     if (i.index.is_constant()) continue;
-    if (!split_linear(i.index, v, step, rest) || !split_linear(i.index, joined, outer_step, rest)) return;
+    const std::optional<int64_t> step = stride_along(i.index, v), outer_step = stride_along(i.index, joined);
+    if (!step || !outer_step) return;
     if (i.op == Opcode::Store
             ? step != 1 || outer_step != inner
-            : std::abs(step) * inner + std::abs(outer_step) * (kVector / inner) > kMostInterleaved * kVector)
+            : std::abs(*step) * inner + std::abs(*outer_step) * (kVector / inner) > kMostInterleaved * kVector)
       return;
   }
   const int w = n.add_var(n.extents[joined] * inner);
@@ -240,6 +242,14 @@ void compact(Nest& n) {
   out.outer = keep_vars(n.outer);
   std::vector<ValueId> value_of(n.insts.size(), -1);
   std::vector<int> indirect_of(n.indirect_vars, -1);
+  Substitution renumbered([&](const AtomNode& v, Expr& e) {
+    if (v.var_kind == VarKind::Size) return false;
+    if (v.var_kind == VarKind::Indirect)
+      e = Expr::var(indirect_of[v.id], v.range, VarKind::Indirect);
+    else
+      e = n.extents[v.id] <= 1 ? Expr(0) : out.var(var_of[v.id]);
+    return true;
+  });
   for (const Stage& s : n.stages) {
     Stage kept;
     bool any = false;
@@ -248,19 +258,10 @@ void compact(Nest& n) {
     kept.vars = keep_vars(s.vars);
     for (ValueId id : s.body) {
       if (!live[id]) continue;
-      Inst i = n.insts[id];
+      Inst i = std::move(n.insts[id]);
       for (ValueId& a : i.args) a = value_of[a];
       if (i.op == Opcode::Indirect) i.var = indirect_of[i.var] = out.indirect_vars++;
-      if (!i.index.is_constant())
-        i.index = substitute(i.index, [&](const AtomNode& v, Expr& e) {
-          if (v.var_kind == VarKind::Size) return false;
-          if (v.var_kind == VarKind::Indirect) {
-            e = Expr::var(indirect_of[v.id], v.range, VarKind::Indirect);
-            return true;
-          }
-          e = n.extents[v.id] <= 1 ? Expr(0) : out.var(var_of[v.id]);
-          return true;
-        });
+      i.index = renumbered(i.index);
       value_of[id] = out.add(std::move(i));
       kept.body.push_back(value_of[id]);
     }
@@ -297,46 +298,65 @@ bool same(const Inst& a, const Inst& b) {
          a.imm == b.imm && a.imm2 == b.imm2 && std::bit_cast<int64_t>(a.fimm) == std::bit_cast<int64_t>(b.fimm) &&
          a.reduce == b.reduce && a.wrap == b.wrap;
 }
+
+/// Values that are at hand, by what makes them.
+class Known {
+ public:
+  explicit Known(const Nest& n) : n_(n) {}
+  ValueId find(const Inst& i, size_t key) const {
+    const auto [begin, end] = values_.equal_range(key);
+    for (auto it = begin; it != end; ++it)
+      if (same(n_.insts[it->second], i)) return it->second;
+    return -1;
+  }
+  void add(ValueId v, size_t key) {
+    values_.emplace(key, v);
+    if (const BufferId b = n_.insts[v].buffer; b >= 0) loads_[b].push_back({key, v});
+  }
+  /// Drops what was loaded from `b`.
+  void forget(BufferId b) {
+    const auto loads = loads_.extract(b);
+    if (loads.empty()) return;
+    for (const auto& [key, v] : loads.mapped()) {
+      const auto [begin, end] = values_.equal_range(key);
+      for (auto it = begin; it != end; ++it)
+        if (it->second == v) {
+          values_.erase(it);
+          break;
+        }
+    }
+  }
+
+ private:
+  const Nest& n_;
+  std::unordered_multimap<size_t, ValueId> values_;
+  std::unordered_map<BufferId, std::vector<std::pair<size_t, ValueId>>> loads_;
+};
 }  // namespace
 
 void reuse_values(Nest& n) {
   std::vector<ValueId> same_as(n.insts.size());
   for (size_t i = 0; i < same_as.size(); ++i) same_as[i] = static_cast<ValueId>(i);
   std::unordered_map<int, int> same_indirect;
-  using Table = std::unordered_map<size_t, std::vector<ValueId>>;
-  Table outer;
-  const auto find = [&](const Table& t, const Inst& i, size_t key) -> ValueId {
-    const auto it = t.find(key);
-    if (it != t.end())
-      for (ValueId v : it->second)
-        if (same(n.insts[v], i)) return v;
-    return -1;
-  };
-  // What memory holds: (buffer, index) -> the value stored there last, as seen by the code that follows.
-  struct Stored {
-    BufferId buffer;
-    Expr index;
-    ValueId value;
-  };
-  std::vector<Stored> outer_stored;
-  const auto forget = [&](Table& t, BufferId b) {
-    for (auto& [key, list] : t) std::erase_if(list, [&](ValueId v) { return n.insts[v].buffer == b; });
-  };
+  Known outer(n);
+  // What memory holds: by buffer, where it was stored to last and the value, as seen by the code that follows.
+  using Memory = std::unordered_map<BufferId, std::pair<Expr, ValueId>>;
+  Memory outer_stored;
   for (Stage& s : n.stages) {
     const bool inner = !s.vars.empty();
-    Table local;
-    std::vector<Stored> stored;
+    Known local(n);
+    Memory stored;
     // A buffer written inside this stage's loops may change between the rounds.
     std::vector<BufferId> written;
     if (inner)
       for (ValueId id : s.body)
         if (n.insts[id].op == Opcode::Store) written.push_back(n.insts[id].buffer);
     for (BufferId b : written) {
-      forget(outer, b);
-      std::erase_if(outer_stored, [&](const Stored& x) { return x.buffer == b; });
+      outer.forget(b);
+      outer_stored.erase(b);
     }
-    Table& table = inner ? local : outer;
-    std::vector<Stored>& memory = inner ? stored : outer_stored;
+    Known& known = inner ? local : outer;
+    Memory& memory = inner ? stored : outer_stored;
     std::vector<ValueId> body;
     for (ValueId id : s.body) {
       Inst& i = n.insts[id];
@@ -350,25 +370,25 @@ void reuse_values(Nest& n) {
           return true;
         });
       if (i.op == Opcode::Load) {
-        ValueId known = -1;
-        for (const std::vector<Stored>* list : {&std::as_const(memory), &std::as_const(outer_stored)})
-          for (const Stored& x : *list)
-            if (x.buffer == i.buffer && x.index == i.index) known = x.value;
-        if (known >= 0) {
-          same_as[id] = known;
+        ValueId value = -1;
+        for (const Memory* m : {&std::as_const(memory), &std::as_const(outer_stored)})
+          if (const auto it = m->find(i.buffer); it != m->end() && it->second.first == i.index)
+            value = it->second.second;
+        if (value >= 0) {
+          same_as[id] = value;
           continue;
         }
       }
       if (i.op == Opcode::Store) {
-        forget(table, i.buffer);
-        std::erase_if(memory, [&](const Stored& x) { return x.buffer == i.buffer; });
-        if (i.mode == loops::StoreMode::Assign && i.args.size() == 1) memory.push_back({i.buffer, i.index, i.args[0]});
+        known.forget(i.buffer);
+        memory.erase(i.buffer);
+        if (i.mode == loops::StoreMode::Assign && i.args.size() == 1) memory[i.buffer] = {i.index, i.args[0]};
         body.push_back(id);
         continue;
       }
       const size_t key = key_of(i);
-      ValueId found = find(table, i, key);
-      if (found < 0 && inner && i.op != Opcode::Reduce && i.op != Opcode::Scan) found = find(outer, i, key);
+      ValueId found = known.find(i, key);
+      if (found < 0 && inner && i.op != Opcode::Reduce && i.op != Opcode::Scan) found = outer.find(i, key);
       if (found >= 0 && i.op == Opcode::Indirect) {
         same_indirect[i.var] = n.insts[found].var;
         continue;
@@ -377,7 +397,7 @@ void reuse_values(Nest& n) {
         same_as[id] = found;
         continue;
       }
-      table[key].push_back(id);
+      known.add(id, key);
       body.push_back(id);
     }
     s.body = std::move(body);
@@ -385,7 +405,7 @@ void reuse_values(Nest& n) {
     // Reductions' results are values of the outer level from here on.
     for (ValueId id : s.body) {
       const Inst& i = n.insts[id];
-      if (i.op == Opcode::Project && n.insts[i.args[0]].op == Opcode::Reduce) outer[key_of(i)].push_back(id);
+      if (i.op == Opcode::Project && n.insts[i.args[0]].op == Opcode::Reduce) outer.add(id, key_of(i));
     }
   }
 }
@@ -400,10 +420,9 @@ void order_loops(Nest& n) {
       for (ValueId id : s->body) {
         const Inst& i = n.insts[id];
         if (i.buffer < 0) continue;
-        int64_t stride = 0;
-        Expr rest;
+        const std::optional<int64_t> stride = stride_along(i.index, v);
         const double weight = runs * (i.op == Opcode::Store ? 1.5 : 1.0);
-        if (!split_linear(i.index, v, stride, rest))
+        if (!stride)
           total -= weight;
         else if (stride == 1)
           total += weight;
@@ -417,9 +436,8 @@ void order_loops(Nest& n) {
     int64_t best = 0;
     for (const Stage* s : stages)
       for (ValueId id : s->body) {
-        int64_t stride = 0;
-        Expr rest;
-        if (n.insts[id].buffer >= 0 && split_linear(n.insts[id].index, v, stride, rest)) best = std::max(best, stride);
+        if (n.insts[id].buffer < 0) continue;
+        if (const auto stride = stride_along(n.insts[id].index, v)) best = std::max(best, *stride);
       }
     return best;
   };

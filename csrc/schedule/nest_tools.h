@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,8 +28,21 @@ bool is_empty(const Nest& n);
 bool scans(const Nest& n, const Stage& s);
 /// Whether a scan runs over variable `v`: two halves of that would be many scans, and without it there is none.
 bool is_scanned(const Nest& n, int v);
-/// Replaces loop variables in every index expression of the live instructions.
-void substitute_vars(Nest& n, const std::function<bool(int var, Expr& out)>& f);
+/// symbolic::substitute for the indices of a nest, few of which differ: each is made once.
+class Substitution {
+ public:
+  /// `f` as for symbolic::substitute; what it says of a variable does not change.
+  using Rule = std::function<bool(const symbolic::AtomNode& var, Expr& out)>;
+  explicit Substitution(Rule f) : f_(std::move(f)) {}
+  const Expr& operator()(const Expr& e);
+
+ private:
+  Rule f_;
+  std::unordered_map<Expr, Expr> made_;
+};
+
+/// Replaces loop variables in every index expression of the live instructions, of the stages from the `first` on.
+void substitute_vars(Nest& n, const std::function<bool(int var, Expr& out)>& f, size_t first = 0);
 /// Splits loop variable v into (outer, inner) with `inner_extent` dividing its extent; returns the two new variables.
 std::pair<int, int> split_var(Nest& n, int v, int64_t inner_extent);
 /// Splits variables under // and % of their own until these are gone, where extents divide.

@@ -8,18 +8,18 @@ using loops::ReduceKind;
 
 namespace {
 
-ValueId emit(Nest& n, std::vector<ValueId>& body, Opcode op, DType t, std::vector<ValueId> args) {
+ValueId emit(Nest& n, std::vector<ValueId>& body, Opcode op, DType t, const loops::Operands& args) {
   Inst i;
   i.op = op;
   i.dtype = t;
-  i.args = std::move(args);
+  i.args = args;
   const ValueId id = n.add(std::move(i));
   body.push_back(id);
   return id;
 }
 
-ValueId reduce(Nest& n, std::vector<ValueId>& body, ReduceKind kind, DType t, std::vector<ValueId> args) {
-  const ValueId id = emit(n, body, Opcode::Reduce, t, std::move(args));
+ValueId reduce(Nest& n, std::vector<ValueId>& body, ReduceKind kind, DType t, const loops::Operands& args) {
+  const ValueId id = emit(n, body, Opcode::Reduce, t, args);
   n.insts[id].reduce = kind;
   return id;
 }
@@ -234,7 +234,7 @@ std::optional<Nest> split_reduction(Nest& n, std::vector<Buffer>& buffers, const
       n.stages[0].body.push_back(second);
     }
     ReduceKind kind = i.reduce;
-    std::vector<ValueId> args{load(store(id))};
+    loops::Operands args{load(store(id))};
     if (second >= 0) args.push_back(load(store(second)));
     if (kind == ReduceKind::Welford || kind == ReduceKind::WelfordCombine) {
       if (kind == ReduceKind::WelfordCombine) return std::nullopt;

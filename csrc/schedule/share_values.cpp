@@ -45,7 +45,7 @@ class Matcher {
             }
           return false;
         });
-    std::vector<ValueId> args;
+    loops::Operands args;
     for (ValueId a : y.args) {
       const bool local = std::count(from.body.begin(), from.body.end(), a) != 0;
       const ValueId m = local ? match(a) : a;

@@ -372,17 +372,25 @@ Expr substitute_loop_vars(const Expr& e, const std::vector<Expr>& values) {
   });
 }
 
-bool split_linear(const Expr& e, int var, int64_t& stride, Expr& rest) {
-  stride = 0;
-  std::vector<Term> others;
+std::optional<int64_t> stride_along(const Expr& e, int var) {
+  int64_t stride = 0;
   for (const Term& t : e.terms()) {
-    if (t.atom->kind == AtomKind::Var && t.atom->var_kind == VarKind::Loop && t.atom->id == var) {
+    if (t.atom->kind != AtomKind::Var) {
+      if (uses_var(Builder::from_atom(t.atom), var)) return std::nullopt;
+    } else if (t.atom->var_kind == VarKind::Loop && t.atom->id == var) {
       stride = t.coef;
-      continue;
     }
-    if (t.atom->kind != AtomKind::Var && uses_var(Builder::from_atom(t.atom), var)) return false;
-    others.push_back(t);
   }
+  return stride;
+}
+
+bool split_linear(const Expr& e, int var, int64_t& stride, Expr& rest) {
+  const std::optional<int64_t> found = stride_along(e, var);
+  if (!found) return false;
+  stride = *found;
+  std::vector<Term> others;
+  for (const Term& t : e.terms())
+    if (t.atom->kind != AtomKind::Var || t.atom->var_kind != VarKind::Loop || t.atom->id != var) others.push_back(t);
   rest = Builder::sum(e.constant(), std::move(others));
   return true;
 }

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,6 +90,8 @@ Expr substitute_loop_vars(const Expr& e, const std::vector<Expr>& values);
 
 /// True if e = stride*v + rest with rest free of loop variable v; then sets both.
 bool split_linear(const Expr& e, int var, int64_t& stride, Expr& rest);
+/// The stride alone; nullopt where split_linear is false.
+std::optional<int64_t> stride_along(const Expr& e, int var);
 /// sum of index[i]*strides[i], plus offset.
 Expr linearize(const std::vector<Expr>& index, const std::vector<int64_t>& strides, int64_t offset = 0);
 /// Row-major coordinates of a linear index in a tensor of `sizes`.

@@ -64,8 +64,7 @@ llvm::Value* Emitter::part(const Parts& p, int i, int width) {
   return p.uniform ? splat(p.v[0], width) : p.v.at(i);
 }
 
-Emitter::Parts Emitter::map(const std::vector<ValueId>& args,
-                            const std::function<Value*(const std::vector<Value*>&)>& f) {
+Emitter::Parts Emitter::map(const loops::Operands& args, const std::function<Value*(const std::vector<Value*>&)>& f) {
   bool uniform = true;
   for (ValueId a : args) uniform &= env_[a].uniform;
   Parts out;

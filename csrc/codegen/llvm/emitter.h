@@ -99,7 +99,7 @@ class Emitter {
   Type* memory_type_of(DType t, int width = 1) const;
   Value* splat(Value* v, int width);
   Value* part(const Parts& p, int i, int width);
-  Parts map(const std::vector<loops::ValueId>& args, const std::function<Value*(const std::vector<Value*>&)>& f);
+  Parts map(const loops::Operands& args, const std::function<Value*(const std::vector<Value*>&)>& f);
   Value* scalar_op(const loops::Inst& i, DType t, const std::vector<Value*>& a);
   Value* integer_op(loops::Opcode op, DType t, const std::vector<Value*>& a);
   Value* float_op(loops::Opcode op, DType t, const std::vector<Value*>& a);

@@ -457,7 +457,7 @@ class Writer {
     });
     return all;
   }
-  Axes axes(const std::vector<ValueId>& ids) const {
+  Axes axes(const loops::Operands& ids) const {
     Axes all = 0;
     for (ValueId id : ids) all |= axes(id);
     return all;
