@@ -142,6 +142,14 @@ def test_errors_are_eager_s():
     assert compiled(torch.tensor([1, 2, 2])).tolist() == [0, 1, 2]
     with pytest.raises(RuntimeError, match="non-negative"):
         compiled(torch.tensor([-1, 2, 2]))
+    compiled = kiln.compile(lambda x, n: x.repeat_interleave(n, 0))
+    for counts in ([1, 2, 0, 1, 1], [1, -2, 1, 0, 0], [4, -2, 1, 1, 1]):
+        counts = torch.tensor(counts)
+        if (counts < 0).any():
+            with pytest.raises(RuntimeError, match="can not be negative"):
+                compiled(X, counts)
+        else:
+            assert torch.equal(compiled(X, counts), X.repeat_interleave(counts, 0))
 
 
 class Masked(nn.Module):

@@ -125,6 +125,9 @@ bool masked_select(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
 /// Each index as often as `repeats` says. Undefined if their number cannot be decided.
 at::Tensor repeated_indices(Machine& m, const at::Tensor& repeats) {
   if (repeats.dim() != 1 || !m.may_decide(repeats)) return {};
+  // Told the size, the operator does not look for negative ones.
+  const auto sane = repeats.numel() > 0 ? m.decide(at::ge(at::min(repeats), 0)) : true;
+  if (!sane || !*sane) return {};
   const at::Tensor total = m.decide_numbers(at::sum(repeats));
   if (!total.defined()) return {};
   const std::optional<int64_t> size = total.item().toLong();  // a plain number would be another overload's repeats
