@@ -32,6 +32,7 @@ class Builder {
     plan_.name = name;
     plan_.arena_bytes = memory_.arena_bytes;
     make_slots();
+    std::vector<std::pair<const runtime::Step*, int>> begins;  // where the scheduled steps begin, and their places
     for (const schedule::Step& step : schedule_.steps) {
       const size_t begin = plan_.steps.size();
       if (step.is_kernel) {
@@ -41,9 +42,10 @@ class Builder {
         if (step.epilogue >= 0) epilogue = {&schedule_.kernels[step.epilogue], &kernels[step.epilogue]};
         add_extern(lowered_.externs[schedule_.externs[step.index].index], epilogue);
       }
-      if (!plan_.first_write && begin < plan_.steps.size() && writes_input(step))
-        plan_.first_write = plan_.steps[begin].get();
+      if (begin < plan_.steps.size())
+        begins.emplace_back(plan_.steps[begin].get(), static_cast<int>(&step - schedule_.steps.data()));
     }
+    find_writes(begins);
     add_outputs();
     for (const auto& [input, uncounted] : lowered_.mutated)
       plan_.add_mutated(slots_[lowered_.inputs[input]], uncounted);
@@ -52,20 +54,66 @@ class Builder {
   }
 
  private:
-  /// Whether the step writes what the caller gave.
-  bool writes_input(const schedule::Step& step) const {
-    const auto is_input = [&](BufferId b) {
-      return std::any_of(lowered_.mutated.begin(), lowered_.mutated.end(),
-                         [&](const auto& m) { return lowered_.inputs[m.input] == b; });
+  /// Whether the data may be such that the step raises.
+  bool may_raise(const schedule::Step& step) const {
+    const auto checks = [&](int kernel) {
+      const auto& insts = schedule_.kernels[kernel].nest.insts;
+      return std::any_of(insts.begin(), insts.end(), [](const auto& i) { return i.op == loops::Opcode::Indirect; });
     };
-    const auto kernel_writes = [&](const schedule::Kernel& k) {
-      return std::any_of(k.args.begin(), k.args.end(), [&](const auto& a) { return a.written && is_input(a.buffer); });
-    };
-    if (step.is_kernel) return kernel_writes(schedule_.kernels[step.index]);
-    const lower::ExternCall& call = lowered_.externs[schedule_.externs[step.index].index];
-    return (step.epilogue >= 0 && kernel_writes(schedule_.kernels[step.epilogue])) ||
-           std::any_of(call.results.begin(), call.results.end(),
-                       [&](const auto& r) { return r && is_input(r->buffer); });
+    if (step.kernel() >= 0 && checks(step.kernel())) return true;
+    if (step.is_kernel) return false;
+    const graph::Node* node = lowered_.externs[schedule_.externs[step.index].index].node;
+    // Of fitting shapes these never do.
+    static const std::unordered_set<std::string> kNever{"aten::mm",
+                                                        "aten::addmm",
+                                                        "aten::bmm",
+                                                        "aten::baddbmm",
+                                                        "aten::convolution",
+                                                        "aten::convolution_backward",
+                                                        "aten::_scaled_dot_product_flash_attention_for_cpu",
+                                                        "aten::_scaled_dot_product_flash_attention_for_cpu_backward"};
+    return node && !kNever.count(node->op.name());
+  }
+
+  std::vector<BufferId> written_by(const schedule::Step& step) const {
+    std::vector<BufferId> out;
+    if (step.kernel() >= 0)
+      for (const schedule::KernelArg& a : schedule_.kernels[step.kernel()].args)
+        if (a.written) out.push_back(a.buffer);
+    if (!step.is_kernel)
+      for (const auto& r : lowered_.externs[schedule_.externs[step.index].index].results)
+        if (r) out.push_back(r->buffer);
+    return out;
+  }
+
+  /// Plan::undone and Plan::first_write.
+  void find_writes(const std::vector<std::pair<const runtime::Step*, int>>& begins) {
+    std::unordered_map<BufferId, size_t> first;  // of inputs: the first to write them, of `begins`
+    for (const auto& m : lowered_.mutated) first.emplace(lowered_.inputs[m.input], begins.size());
+    size_t last_raise = 0;
+    for (size_t k = 0; k < begins.size(); ++k) {
+      const schedule::Step& step = schedule_.steps[begins[k].second];
+      if (may_raise(step)) last_raise = k + 1;
+      for (BufferId b : written_by(step))
+        if (const auto it = first.find(b); it != first.end()) it->second = std::min(it->second, k);
+    }
+    int64_t bytes = 0;
+    bool dense = true;
+    std::vector<Slot> early;
+    for (const auto& m : lowered_.mutated) {
+      const BufferId b = lowered_.inputs[m.input];
+      if (first.at(b) >= last_raise) continue;
+      const graph::TensorMeta& t = plan_.slots[slots_[b]].meta;
+      early.push_back(slots_[b]);
+      bytes += t.numel() * dtype_size(t.dtype);
+      dense &= t.is_non_overlapping_and_dense();
+    }
+    size_t write = begins.size();
+    const bool undo = dense && bytes <= runtime::kMostUndone;
+    for (const auto& [b, k] : first)
+      if (!undo || k >= last_raise) write = std::min(write, k);
+    if (undo) plan_.undone = std::move(early);
+    if (write < begins.size()) plan_.first_write = begins[write].first;
   }
 
   void make_slots() {

@@ -84,6 +84,7 @@ std::shared_ptr<Artifact> aten_artifact(const graph::Graph& g) {
       plan.add_mutated(slot_of(m.input), m.uncounted);
     }
     plan.steps.push_back(std::make_unique<MutateStep>(std::move(pairs), outputs));
+    plan.first_write = plan.steps.back().get();
   }
   insert_frees(plan);
   return make_artifact(std::move(plan));

@@ -155,6 +155,7 @@ class PlannedArtifact final : public Artifact {
         t = adapt(std::move(t), s, lease);
       frame.set(s, std::move(t));
     }
+    const std::vector<Undone> undone = keep(frame);
     const Step* running = nullptr;
     try {
       if (log_enabled(Topic::step_times))
@@ -163,6 +164,7 @@ class PlannedArtifact final : public Artifact {
         for (const auto& step : plan_.steps) (running = step.get())->run(frame);
     } catch (...) {
       raised_before_writes() = comes_before_writes(running);
+      if (raised_before_writes()) put_back(frame, undone);
       throw;
     }
     for (const auto& [input, original] : lease.copy_back) original.copy_(frame.tensors[input]);
@@ -205,8 +207,32 @@ class PlannedArtifact final : public Artifact {
     }
   };
 
+  struct Undone {
+    at::Tensor input;  // steps let go of those that they read last
+    size_t bytes;
+  };
+  std::vector<Undone> keep(Frame& frame) const {
+    std::vector<Undone> undone;
+    size_t bytes = 0;
+    for (Slot s : plan_.undone) {
+      undone.push_back({frame.tensors[s], frame.tensors[s].nbytes()});
+      bytes += undone.back().bytes;
+    }
+    frame.kept.resize(bytes);
+    char* to = frame.kept.data();
+    for (const Undone& u : undone) to = std::copy_n(static_cast<const char*>(u.input.const_data_ptr()), u.bytes, to);
+    return undone;
+  }
+  static void put_back(const Frame& frame, const std::vector<Undone>& undone) {
+    const char* from = frame.kept.data();
+    for (const Undone& u : undone) {
+      std::copy_n(from, u.bytes, static_cast<char*>(u.input.mutable_data_ptr()));
+      from += u.bytes;
+    }
+  }
+
   bool comes_before_writes(const Step* step) const {
-    if (!plan_.first_write) return plan_.mutated.empty();
+    if (!plan_.first_write) return true;
     for (const auto& s : plan_.steps)
       if (s.get() == step || s.get() == plan_.first_write) return s.get() != plan_.first_write;
     return false;

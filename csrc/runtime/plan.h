@@ -39,6 +39,7 @@ struct Frame {
   std::vector<char*> ptrs;          // by slot: its first element
   uint64_t arena_generation = 0;    // of the arena that slots point into; 0: none yet
   std::vector<c10::IValue> stack;   // scratch of the ATen steps
+  std::vector<char> kept;           // what the inputs of Plan::undone held before the call
 
   void set(Slot s, at::Tensor t) {
     ptrs[s] = t.has_storage() ? static_cast<char*>(const_cast<void*>(t.const_data_ptr())) : nullptr;
@@ -58,6 +59,10 @@ class Step {
   virtual void for_each_slot(const std::function<void(Slot)>& f) const = 0;
 };
 
+/// Bytes of inputs that a plan keeps in each run, so that they can be put back. A cache of keys and values is more, and
+/// would be copied for each token.
+constexpr int64_t kMostUndone = 1 << 20;
+
 struct Plan {
   std::string name;
   std::vector<SlotInfo> slots;
@@ -66,7 +71,10 @@ struct Plan {
   std::vector<Slot> outputs;  // kNoSlot: None
   std::vector<Slot> mutated;  // input slots that the steps write
   std::vector<Slot> counted;  // those of them whose versions are bumped
-  /// The first step that writes one. Null: none does, or, if there are such inputs, nobody knows.
+  /// Those that are written although a step may raise after that: a run that raises puts back what they held. They are
+  /// small (kMostUndone) and lie densely.
+  std::vector<Slot> undone;
+  /// The first step that writes another one. Null: none does.
   const Step* first_write = nullptr;
   int64_t arena_bytes = 0;
 

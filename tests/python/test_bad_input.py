@@ -8,10 +8,12 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.dlpack import to_dlpack
 
 import kiln
@@ -445,6 +447,60 @@ def test_an_error_of_data_leaves_what_came_before_it(use, logs, request):
         return results, seen, parameter.grad, torch.rand(2)
 
     assert_same(run(kiln.compile(step)), run(step))
+
+
+def bad_labels(i):
+    return torch.tensor([0, 7, 2] if i % 3 == 0 else [0, 1, 2])
+
+
+def normalized_loss(state, x, y):
+    state.count.add_(1)
+    return F.cross_entropy(state.net(x), y)
+
+
+def normalized_step(state, x, y):
+    state.count.add_(1)
+    loss = F.cross_entropy(state.net(x), y)
+    state.optimizer.zero_grad()
+    loss.backward()
+    state.optimizer.step()
+    return loss.detach()
+
+
+def data_written(state, x, y):
+    state.bias.data.add_(0.1)
+    return F.cross_entropy(F.linear(x, state.net[0].weight, state.bias)[:, :3], y)
+
+
+def read_and_written(state, x, y):
+    state.count.add_(0.1)
+    state.rows[1:].mul_(2)
+    return F.nll_loss(x * state.count + state.rows[1, 1], y)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("program", [normalized_loss, normalized_step, data_written, read_and_written])
+def test_an_error_behind_small_writes_undoes_them(program, frozen):
+    """The call runs in eager then, which writes them, once, and raises its own error."""
+    if frozen and program is normalized_step:
+        pytest.skip("it trains")
+
+    def run(wrap):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).requires_grad_(not frozen)
+        state = SimpleNamespace(net=net, count=torch.zeros(1), rows=torch.ones(3, 3))
+        state.bias = torch.zeros(6, requires_grad=True)
+        state.optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) if not frozen else None
+        function, results = wrap(program), []
+        for i in range(6):
+            try:
+                results.append(function(state, torch.randn(3, 4), bad_labels(i)))
+            except (IndexError, RuntimeError) as e:
+                results.append((type(e), str(e)))
+        tensors = [state.count, state.rows, state.bias]
+        return results, net.state_dict(), tensors, [t._version for t in tensors]
+
+    assert_same(run(kiln.compile), run(lambda f: f))
 
 
 def test_one_call_that_raises_does_not_keep_the_function_in_eager():
