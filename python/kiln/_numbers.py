@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 
 import torch
 
 from kiln import _C
+from kiln._sizes import Size
 
 # Magnitudes of ints up to which float64 is exact, and which int64 holds.
 EXACT, LARGEST = 2**53, 2**63 - 1
@@ -128,6 +130,66 @@ class Number:
 
     def __getattr__(self, name):
         specialize(self)
+
+
+class Text:
+    """Stands for a str that `function` makes of `args`, numbers and sizes of the graph among them. It is made when the
+    captured part is left, if anything is left that wants it; what needs it before ends the attempt."""
+
+    __slots__ = ("args", "function", "sample")
+
+    def __init__(self, function, args, sample):
+        self.function = function  # of Python's own, without effects
+        self.args = args  # numbers, sizes, texts, constants, tuples of such
+        self.sample = sample  # what it is for some numbers
+
+    @property
+    def __class__(self):  # isinstance(text, str)
+        return str
+
+    def __getattr__(self, name):
+        _C._number("text", self)
+
+
+def need_text(self, *args):
+    _C._number("text", self)
+
+
+for _name in (
+    *("hash", "eq", "ne", "lt", "le", "gt", "ge", "bool", "len", "iter", "contains", "getitem"),
+    *("add", "radd", "mul", "rmul", "mod", "rmod", "str", "repr", "format"),
+    *("copy", "deepcopy", "reduce_ex", "reduce"),
+):
+    setattr(Text, f"__{_name}__", need_text)
+
+# A number that is written as a character may be none.
+CHARACTER = re.compile(r"%[^%a-z]*c|:[^{}]*c}|^[^%{]*c$")
+
+
+def sample(o):
+    """An argument of text() with some number in the place of one that is not known. TypeError for what has no such."""
+    if type(o) is Number:
+        return 0.5 if o.bound is None else 1
+    if type(o) is Text:
+        return o.sample
+    if type(o) is Size:
+        return 1
+    if type(o) is tuple:
+        return tuple([sample(x) for x in o])
+    if o is None or type(o) in (str, int, float, bool):
+        return o
+    raise TypeError
+
+
+def text(function, *args):
+    """The Text, or None if the str must be made now: what is made for other numbers may be an exception."""
+    formats = [function.__self__] if type(getattr(function, "__self__", None)) is str else args
+    if any([type(f) is str and CHARACTER.search(f) for f in formats]):
+        return None
+    try:
+        return Text(function, args, function(*[sample(a) for a in args]))
+    except Exception:
+        return None
 
 
 def check_divisor(divisor, number):

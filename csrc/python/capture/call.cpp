@@ -362,6 +362,9 @@ PyObject* Machine::call_partial(PyObject* partial, PyObject* const* args, size_t
 
 PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* t = reinterpret_cast<PyTypeObject*>(type);
+  if (t == &PyUnicode_Type)
+    if (PyObject* text = text_of_call(type, args, count_of(nargsf, kwnames), kwnames); text || PyErr_Occurred())
+      return text;
   if (PyObject* number = number_among(args, count_of(nargsf, kwnames))) {
     if (t == &PyType_Type && count_of(nargsf, kwnames) == 1) return Py_NewRef(class_of_number(number));
     if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
@@ -431,6 +434,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     return load_attr(arg(1), PyDescr_NAME(self));
   if (count == 2 && !kwnames)
     if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
+  if (PyObject* text = text_of_call(callable, args, count_of(nargsf, kwnames), kwnames); text || PyErr_Occurred())
+    return text;
   const Policy policy = policy_of(callable);
   if (policy == Policy::TensorData && !bound && n == 1 && is_size(args[0]) &&
       (is_named(callable, "tensor") || is_named(callable, "as_tensor"))) {

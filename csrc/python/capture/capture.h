@@ -94,6 +94,7 @@ struct CaptureOptions {
   /// decided (Machine::decide_numbers), or breaks the graph.
   bool item_numbers = false;
   std::unordered_set<std::string> breaking_items;
+  bool texts = true;  // what is formatted of numbers and sizes is made when the graph has run (Machine::make_text)
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
   bool assertions = false;
   bool assertions_in_graph = true;  // else only those that can be asked before the graph runs

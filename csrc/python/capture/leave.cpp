@@ -300,6 +300,14 @@ RecipePtr Leaver::recipe(PyObject* o) {
     return r;
   }
   if ((c == Class::Constant && !slice) || c == Class::Type) return constant(o);
+  if (m.is_text(o) && !made_.count(o)) {
+    RecipePtr r = begin(o, Recipe::Kind::Call);
+    r->object = py::check(PyObject_GetAttrString(o, "function"));
+    const py::Ref args = py::check(PyObject_GetAttrString(o, "args"));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.get()); ++i)
+      r->parts.push_back(recipe(PyTuple_GET_ITEM(args.get(), i)));
+    return r;
+  }
   if (m.is_number(o) && !made_.count(o)) {
     if (auto s = m.number_sources.find(o); s != m.number_sources.end()) return made_[o] = source(s->second);
     RecipePtr r = begin(o, Recipe::Kind::Call);

@@ -535,6 +535,10 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
       }
       continue;
     }
+    if (m.text_needed) {
+      options.texts = false;
+      continue;
+    }
     if (m.assertions_refused) {
       options.assertions_in_graph = false;
       continue;

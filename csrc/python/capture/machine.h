@@ -91,6 +91,8 @@ bool is_module_state(const guards::Source& s);
 class Leaver;
 /// Imports kiln._numbers, outside of a capture.
 void load_numbers();
+/// The class of what stands for a text.
+PyTypeObject* text_type();
 /// What gives a number's value on leaving.
 PyObject* number_value_function();
 
@@ -342,7 +344,7 @@ class Machine {
   bool is_number(PyObject* o) const;
   /// float or int. Borrowed.
   static PyObject* class_of_number(PyObject* number);
-  /// The first number among `args`, with `nested` also in lists and tuples; borrowed, or null.
+  /// The first number or text among `args`, with `nested` also in lists and tuples; borrowed, or null.
   PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;
   /// Ends this attempt, since the value of `number` is needed. Null.
   PyObject* specialize(PyObject* number);
@@ -375,6 +377,22 @@ class Machine {
   std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
   std::unordered_set<std::string> needed_items;             // call sites of item() likewise
   bool assertions_refused = false;                          // the next attempt keeps them out of the graph
+
+  // --- texts made of numbers and sizes: texts.cpp ---
+  /// A kiln._numbers.Text, which stands for a str that is made of numbers, or of sizes.
+  bool is_text(PyObject* o) const;
+  /// The Text of what `function` gives for such arguments; null without an error if it must be made now.
+  PyObject* make_text(PyObject* function, PyObject* const* args, size_t n);
+  /// Ends this attempt, since a text is needed now. Null.
+  PyObject* need_text();
+  /// What the call of a function that makes a str (str, format, a str's join) gives if it is a Text; else null without
+  /// an error.
+  PyObject* text_of_call(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
+  /// text_of_call() for a str's bound method join.
+  PyObject* joined_text(PyObject* join, PyObject* given);
+  /// Whether one of them is a number, a text or a size, also in lists and tuples.
+  bool is_unknown(PyObject* const* args, size_t n) const;
+  bool text_needed = false;  // the next attempt makes texts where they are asked for
 
   // --- conditions on numbers: conditions.cpp ---
   using NodeSet = std::unordered_set<graph::Node*>;

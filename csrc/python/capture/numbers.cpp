@@ -5,6 +5,7 @@
 
 #include "aten/fake.h"
 #include "base/error.h"
+#include "python/capture/call_tools.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/capture/machine.h"
@@ -40,11 +41,15 @@ uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
 }
 }  // namespace
 
-void load_numbers() { number_type(); }
+void load_numbers() {
+  number_type();
+  text_type();
+}
 
 bool Machine::is_number(PyObject* o) const { return has_numbers && Py_TYPE(o) == number_type(); }
 
 PyObject* Machine::class_of_number(PyObject* number) {
+  if (Py_TYPE(number) == text_type()) return reinterpret_cast<PyObject*>(&PyUnicode_Type);
   const py::Ref bound = py::check(PyObject_GetAttrString(number, "bound"));
   return reinterpret_cast<PyObject*>(bound.get() == Py_None ? &PyFloat_Type : &PyLong_Type);
 }
@@ -109,6 +114,7 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
     if (!truth || !assert_that(condition, *truth)) truth = decide(condition);
     return truth ? Py_NewRef(*truth ? Py_True : Py_False) : need_values(args[2]);
   }
+  if (PyUnicode_CompareWithASCIIString(args[0], "text") == 0) return need_text();
   return need_values(args[1]);
 }
 
@@ -176,6 +182,7 @@ PyObject* Machine::item_number(PyObject* o) {
 }
 
 bool Machine::grows_with(PyObject* container, PyObject* number) {
+  if (is_text(number)) return find(container);
   if (!is_number(number) || !find(container)) return false;
   const py::Ref sources = py::check(PyObject_GetAttrString(number, "sources"));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources.get()); ++i)
@@ -186,10 +193,13 @@ bool Machine::grows_with(PyObject* container, PyObject* number) {
 PyObject* Machine::call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   static PyObject* functions = function_of("FUNCTIONS");
   PyObject* function = PyDict_GetItem(functions, callable);
+  for (size_t i = 0; function && i < count_of(nargsf, kwnames); ++i)
+    if (is_text(args[i])) return need_text();
   return function ? PyObject_Vectorcall(function, args, nargsf, kwnames) : nullptr;
 }
 
 PyObject* Machine::specialize(PyObject* number) {
+  if (is_text(number)) return need_text();
   py::Ref sources = py::Ref::steal(PyObject_GetAttrString(number, "sources"));
   static PyObject* what = PyUnicode_InternFromString("specialize");
   PyObject* args[] = {what, sources.get()};
@@ -209,7 +219,7 @@ PyObject* Machine::retry_with_numbers(int64_t before, PyObject* const* args, siz
 PyObject* Machine::number_among(PyObject* const* args, size_t n, bool nested) const {
   for (size_t i = 0; has_numbers && i < n; ++i) {
     if (!args[i]) continue;
-    if (is_number(args[i])) return args[i];
+    if (is_number(args[i]) || is_text(args[i])) return args[i];
     if (!nested || !(PyList_CheckExact(args[i]) || PyTuple_CheckExact(args[i]))) continue;
     PyObject** items = PySequence_Fast_ITEMS(args[i]);
     if (PyObject* number = number_among(items, static_cast<size_t>(Py_SIZE(args[i])), nested)) return number;
@@ -223,12 +233,15 @@ py::Ref Machine::key_of_number(PyObject* container, PyObject* number) {
 }
 
 PyObject* Machine::operate_on_numbers(const char* op, PyObject* const* args) {
+  if (is_text(args[0]) || is_text(args[1])) return need_text();
   static PyObject* binary = function_of("binary");
   return PyObject_CallFunction(binary, "sOO", op, args[0], args[1]);
 }
 
 PyObject* Machine::call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames) {
   static PyObject* function = function_of("call");
+  for (PyObject* a : args)
+    if (is_text(a)) return need_text();
   const size_t named = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
   py::Ref positional = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(args.size() - named)));
   py::Ref keywords = py::Ref::steal(PyDict_New());

@@ -34,6 +34,11 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     PyObject* const given[] = {args[0], zero.get(), args[1]};
     return m.call(select, given, 3, nullptr);
   }
+  const std::string_view name = op;
+  if (n == 2 && (name == "mod" ? PyUnicode_CheckExact(args[0]) && m.is_unknown(args + 1, 1)
+                               : (name == "add" || name == "iadd") && (m.is_text(args[0]) || m.is_text(args[1]))))
+    if (PyObject* text = m.make_text(operator_object(name == "mod" ? "mod" : "add"), args, 2); text || PyErr_Occurred())
+      return text;
   const bool stores_size = n == 3 && m.is_size(args[2]);
   if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) &&
       (stores_size || !m.takes_open_sizes(op)))
@@ -44,7 +49,6 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });
   }
   if (number && tensor) return n == 2 ? m.operate_on_numbers(op, args) : m.specialize(number);
-  const std::string_view name = op;
   const bool item = name == "getitem" || name == "setitem";
   for (size_t i = 0; i < n; ++i) {
     if (!tensor && item && i == 2) continue;  // what a container is to keep
@@ -341,16 +345,56 @@ Flow op_build_slice(Exec& e, int arg) {
 
 Flow op_build_string(Exec& e, int arg) {
   static PyObject* empty = PyUnicode_New(0, 0);
-  PyObject* s = _PyUnicode_JoinArray(empty, e.sp - arg, arg);
+  PyObject* s = nullptr;
+  if (e.m.number_among(e.sp - arg, static_cast<size_t>(arg))) {
+    static PyObject* join = py::check(PyObject_GetAttrString(empty, "join")).release();
+    const py::Ref pieces = py::Ref::steal(PyTuple_New(arg));
+    for (int i = 0; pieces && i < arg; ++i) PyTuple_SET_ITEM(pieces.get(), i, Py_NewRef(e.sp[i - arg]));
+    PyObject* const given[] = {pieces.get()};
+    s = pieces ? e.m.make_text(join, given, 1) : nullptr;
+  } else {
+    s = _PyUnicode_JoinArray(empty, e.sp - arg, arg);
+  }
   if (!s) return Flow::Error;
   e.drop(arg);
   e.push(s);
   return Flow::Next;
 }
 
+namespace {
+/// What FORMAT_VALUE gives for a number or a size; null without an error if it is to be made now.
+PyObject* format_unknown(Machine& m, PyObject* value, PyObject* spec, int conversion) {
+  static constexpr const char* kConversions[] = {"", "str", "repr", "ascii"};
+  static PyObject* format = PyDict_GetItemString(PyEval_GetBuiltins(), "format");
+  static PyObject* empty = PyUnicode_New(0, 0);
+  PyObject* given[] = {value, spec ? spec : empty};
+  if (!m.is_unknown(given, 2)) return nullptr;
+  py::Ref converted;
+  if (conversion) {
+    converted =
+        py::Ref::steal(m.make_text(PyDict_GetItemString(PyEval_GetBuiltins(), kConversions[conversion]), &value, 1));
+    if (!converted) return nullptr;
+    given[0] = converted.get();
+  }
+  return m.make_text(format, given, 2);
+}
+}  // namespace
+
 Flow op_format_value(Exec& e, int arg) {
   py::Ref spec = (arg & 4) ? py::Ref::steal(e.pop()) : py::Ref();
   py::Ref value = py::Ref::steal(e.pop());
+  // What torch.Tensor.__format__ gives for a tensor of one number.
+  if (!(arg & 3) && reinterpret_cast<PyObject*>(Py_TYPE(value.get())) == names().tensor_type &&
+      THPVariable_Unpack(value.get()).dim() == 0 && !py::function_mode_active()) {
+    py::Ref number = py::Ref::steal(e.m.item_number(value.get()));
+    if (number) value = std::move(number);
+    if (PyErr_Occurred()) return Flow::Error;
+  }
+  if (PyObject* text = format_unknown(e.m, value.get(), spec.get(), arg & 3)) {
+    e.push(text);
+    return Flow::Next;
+  }
+  if (PyErr_Occurred()) return Flow::Error;
   if (!e.m.reads(value.get())) return Flow::Error;
   if (arg & 3) {
     PyObject* (*convert)(PyObject*) = (arg & 3) == 1 ? PyObject_Str : (arg & 3) == 2 ? PyObject_Repr : PyObject_ASCII;

@@ -1,0 +1,98 @@
+// Texts that are made of numbers the graph computes, and of open sizes: the program sees kiln._numbers.Text in their
+// place, and the str is made on leaving, if anything is left that wants it (the message of a check that holds is not).
+// Whatever needs the text before ends the attempt; the next one needs the numbers where the text is made.
+#include "aten/fake.h"
+#include "python/capture/call_tools.h"
+#include "python/capture/callables.h"
+#include "python/capture/machine.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+namespace {
+PyObject* member(const char* name) {
+  const py::Ref module = py::check(PyImport_ImportModule("kiln._numbers"));
+  return py::check(PyObject_GetAttrString(module.get(), name)).release();
+}
+}  // namespace
+
+PyTypeObject* text_type() {
+  static PyObject* t = member("Text");
+  return reinterpret_cast<PyTypeObject*>(t);
+}
+
+bool Machine::is_text(PyObject* o) const { return has_numbers && Py_TYPE(o) == text_type(); }
+
+bool Machine::is_unknown(PyObject* const* args, size_t n) const {
+  return number_among(args, n, /*nested=*/true) || size_among(args, n);
+}
+
+PyObject* Machine::make_text(PyObject* function, PyObject* const* args, size_t n) {
+  static PyObject* text = member("text");
+  py::Ref made;
+  if (options.texts && options.item_numbers && !py::function_mode_active()) {
+    Paused plainly(*this);
+    const aten::RecordingPaused no_recording;
+    std::vector<PyObject*> all{function};
+    all.insert(all.end(), args, args + n);
+    made = py::Ref::steal(PyObject_Vectorcall(text, all.data(), all.size(), nullptr));
+    if (!made) return nullptr;
+  }
+  if (made && made.get() != Py_None) {
+    has_numbers = true;
+    return made.release();
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (is_text(args[i])) return need_text();
+    for (Py_ssize_t k = 0; PyTuple_CheckExact(args[i]) && k < PyTuple_GET_SIZE(args[i]); ++k)
+      if (is_text(PyTuple_GET_ITEM(args[i], k))) return need_text();
+  }
+  return nullptr;
+}
+
+PyObject* Machine::need_text() {
+  text_needed = true;
+  return graph_break("symbolic-branch", "a text that is made of numbers of the graph is needed");
+}
+
+PyObject* Machine::joined_text(PyObject* join, PyObject* given) {
+  py::Ref items = py::Ref::borrow(given);
+  if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given)) {
+    // As str.join does it, whose items could not be texts.
+    if (refuses_iterator(given) || !reads(given, -1)) return nullptr;
+    items = py::Ref::steal(after_c_call(PySequence_List(given)));
+    if (!items) return nullptr;
+  }
+  PyObject* const all = items.get();
+  if (!number_among(&all, 1, /*nested=*/true))
+    return all == given ? nullptr : after_c_call(PyUnicode_Join(PyCFunction_GET_SELF(join), all));
+  const py::Ref pieces = py::Ref::steal(PySequence_Tuple(all));
+  PyObject* const args[] = {pieces.get()};
+  return pieces ? make_text(join, args, 1) : nullptr;
+}
+
+PyObject* Machine::text_of_call(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
+  if (!options.texts || !options.item_numbers || kwnames || n == 0) return nullptr;
+  const auto builtin = [](const char* name) { return PyDict_GetItemString(PyEval_GetBuiltins(), name); };
+  static PyObject *const repr = builtin("repr"), *const ascii = builtin("ascii"), *const format = builtin("format");
+  const std::string_view name = name_of(callable);
+  if (name == "format" || name == "join") {
+    // A method of a str, bound or not.
+    PyObject* self = PyCFunction_Check(callable)                          ? PyCFunction_GET_SELF(callable)
+                     : Py_TYPE(callable) == &PyMethodDescr_Type && n >= 1 ? *args
+                                                                          : nullptr;
+    if (self && PyUnicode_CheckExact(self)) {
+      const size_t first = PyCFunction_Check(callable) ? 0 : 1;
+      const py::Ref method = py::check(PyObject_GetAttrString(self, name_of(callable)));
+      if (name == "join") return n == first + 1 ? joined_text(method.get(), args[first]) : nullptr;
+      return is_unknown(args + first, n - first) ? make_text(method.get(), args + first, n - first) : nullptr;
+    }
+  }
+  const bool one = callable == reinterpret_cast<PyObject*>(&PyUnicode_Type) || callable == repr || callable == ascii;
+  if (one ? n != 1 : callable != format || n > 2) return nullptr;
+  return is_unknown(args, n) && (is_number(args[0]) || is_text(args[0]) || is_size(args[0]))
+             ? make_text(callable, args, n)
+             : nullptr;
+}
+
+}  // namespace kiln::capture
