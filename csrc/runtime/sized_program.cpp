@@ -10,6 +10,7 @@
 #include "aten/trace.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "runtime/compiled_graph.h"
 
 namespace kiln::runtime {
 
@@ -77,7 +78,8 @@ std::string SizedProgram::refusal(const graph::Graph& traced, const Sizes& sizes
   return gone ? "a size of what the graph does not compute" : "";
 }
 
-std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const graph::Graph> traced, const Sizes& sizes) {
+std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const graph::Graph> traced, const Sizes& sizes,
+                                                       const std::function<bool(const Node&)>& changes) {
   const std::string why = refusal(*traced, sizes);
   KILN_CHECK(why.empty(), why);
   auto program = std::make_shared<SizedProgram>();
@@ -141,9 +143,13 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     const Step& step = program->steps_[i];
     // That a call takes the sizes is asked, too: where it does not, the program may go on otherwise.
     bool open = !step.sizes.empty();
-    for (const graph::Arg& a : step.node->args) graph::for_each_value(a, [&](Value v) { open |= sizes.is_open(v); });
+    for (const graph::Arg& a : step.node->args)
+      graph::for_each_value(a, [&](Value v) { open |= sizes.is_open(v) && v.meta().dim() > 0; });
     if (!step.checks.empty() || step.node->returns_list || (step.call && open)) program->last_asked_ = i;
   }
+  const auto changing = [&](const Step& step) { return step.node && (!changes || changes(*step.node)); };
+  program->first_change_ = static_cast<size_t>(std::find_if(program->steps_.begin(), program->steps_.end(), changing) -
+                                               program->steps_.begin());
   for (const symbolic::Expr& e : program->sizes_)
     program->last_asked_ = std::max(program->last_asked_, step_that_knows(e));
   for (const graph::Arg& a : traced->outputs()) {
@@ -214,7 +220,7 @@ bool SizedProgram::may_fit(const std::vector<at::Tensor>& inputs, const Ints& in
 }
 
 SizedProgram::State SizedProgram::run_steps(std::vector<at::Tensor> inputs, const Ints& ints, size_t end,
-                                            const OnFakes* fakes) const {
+                                            const OnFakes* fakes, size_t& at) const {
   KILN_CHECK(inputs.size() == graph_->inputs().size(), "the graph takes another number of inputs");
   State state{std::move(inputs), first_leaves(ints)};
   std::vector<at::Tensor>& tensors = state.tensors;
@@ -223,7 +229,7 @@ SizedProgram::State SizedProgram::run_steps(std::vector<at::Tensor> inputs, cons
   std::vector<c10::IValue> stack;
   std::optional<aten::AutocastStates> autocast;
   if (autocast_) autocast.emplace();
-  for (size_t at = 0; at < end; ++at) {
+  for (at = 0; at < end; ++at) {
     const Step& step = steps_[at];
     if (step.node) {
       if (fakes) fakes->before(*step.node);
@@ -286,7 +292,13 @@ std::vector<at::Tensor> SizedProgram::results(const State& state, Ints* sizes) c
 }
 
 std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const {
-  return results(run_steps(std::move(inputs), ints, steps_.size(), nullptr), sizes);
+  size_t at = 0;
+  try {
+    return results(run_steps(std::move(inputs), ints, steps_.size(), nullptr, at), sizes);
+  } catch (...) {
+    raised_before_writes() = at < first_change_ || first_change_ == steps_.size();
+    throw;
+  }
 }
 
 bool SizedProgram::fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const {
@@ -301,7 +313,8 @@ bool SizedProgram::fits(const std::vector<at::Tensor>& inputs, const Ints& ints)
   const aten::FakeModeGuard factories_too;
   try {
     for (const at::Tensor& t : inputs) fakes.push_back(aten::make_fake(t));
-    const State state = run_steps(std::move(fakes), ints, last_asked_ + 1, &on_fakes);
+    size_t at = 0;
+    const State state = run_steps(std::move(fakes), ints, last_asked_ + 1, &on_fakes, at);
     for (const symbolic::Expr& e : sizes_) value(e, state.leaves);
     return true;
   } catch (const SizesDiffer&) {
@@ -333,7 +346,8 @@ std::shared_ptr<graph::Graph> SizedProgram::trace_at(const std::vector<at::Tenso
       [&](const Node& n) { now = &n; }, [&](const at::Tensor& t) { return aten::record_constant(trace, t); },
       [&](const Node& n, const joint::TensorOf& tensor_of) { return record_autograd_call(trace, n, tensor_of); },
       [](const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) { op.callBoxed(stack); }};
-  const std::vector<at::Tensor> outputs = results(run_steps(fakes, ints, steps_.size(), &on_fakes), sizes);
+  size_t at = 0;
+  const std::vector<at::Tensor> outputs = results(run_steps(fakes, ints, steps_.size(), &on_fakes, at), sizes);
   for (const at::Tensor& t : outputs)
     trace.graph().outputs().push_back(t.defined() ? graph::Arg(trace.value_of(t)) : graph::Arg());
   return trace.share();

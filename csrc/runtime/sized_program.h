@@ -24,13 +24,15 @@ class SizedProgram {
   /// Why other sizes cannot be run: calls that the dispatcher does not know, tensors whose sizes change in place, sizes
   /// of what is no longer in the graph. Empty if they can.
   static std::string refusal(const graph::Graph& traced, const aten::Sizes& sizes);
-  /// Throws InternalError where there is a refusal().
-  static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes);
+  /// Throws InternalError where there is a refusal(). `changes`: which calls change what was there before; all of them
+  /// if it is not given.
+  static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes,
+                                                  const std::function<bool(const graph::Node&)>& changes = {});
   size_t num_inputs() const { return graph_->inputs().size(); }
   /// What the program is given beside the graph's inputs: the ints of leaves without a value.
   using Ints = std::vector<int64_t>;
   /// The graph's outputs; `sizes`: gets those of Sizes::outputs(). Throws SizesDiffer as soon as a condition fails:
-  /// inputs, and gradients of leaves, may be written to by then.
+  /// inputs, and gradients of leaves, may be written to by then; raised_before_writes() tells, after any exception.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const;
   /// Whether the conditions on the inputs alone hold. Cheap.
   bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
@@ -38,6 +40,8 @@ class SizedProgram {
   bool delivers() const { return !sizes_.empty(); }
   /// Whether there is more to ask: conditions on sizes of what is computed, and whether calls take their arguments.
   bool asks_inside() const { return last_asked_ > 0; }
+  /// Whether something is asked when something may have been changed.
+  bool asks_behind_changes() const { return last_asked_ >= first_change_; }
   /// Whether all conditions hold for inputs like `inputs`, which are not touched: runs on fakes as far as there are
   /// any.
   bool fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
@@ -81,7 +85,8 @@ class SizedProgram {
     std::vector<at::Tensor> tensors;
     std::vector<int64_t> leaves;
   };
-  State run_steps(std::vector<at::Tensor> inputs, const Ints& ints, size_t end, const OnFakes* fakes) const;
+  /// `at`: always the step that runs.
+  State run_steps(std::vector<at::Tensor> inputs, const Ints& ints, size_t end, const OnFakes* fakes, size_t& at) const;
   std::vector<at::Tensor> results(const State& state, Ints* sizes) const;
   /// Values of leaves, those of ints filled in.
   std::vector<int64_t> first_leaves(const Ints& ints) const;
@@ -97,7 +102,8 @@ class SizedProgram {
   std::vector<Step> steps_;
   std::unordered_map<graph::Value, Slot> slots_;
   std::vector<Slot> outputs_;
-  size_t last_asked_ = 0;  // the last step that something is asked of
+  size_t last_asked_ = 0;    // the last step that something is asked of
+  size_t first_change_ = 0;  // the first step that changes what was there before
   bool autocast_ = false;
 };
 

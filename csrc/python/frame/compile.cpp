@@ -191,9 +191,11 @@ std::vector<size_t> open_inputs(const CaptureResult& result) {
 /// Gives the entry the other sizes. To be called last: what a backend is given of sizes, and looks at, is in the
 /// program.
 void open_sizes(const CaptureResult& result, const ConfigPtr& config, Entry& entry) {
-  auto program = runtime::SizedProgram::make(result.traced, *result.sizes);
+  auto program = runtime::SizedProgram::make(result.traced, *result.sizes,
+                                             [](const graph::Node& n) { return !capture::changes_nothing(n); });
   // What has been written cannot be taken back; and a Python backend's graph asks nothing.
-  const auto asks = entry.effects.changes || config->backend ? SizedEntry::Asks::All : SizedEntry::Asks::Inputs;
+  const auto asks =
+      program->asks_behind_changes() || config->backend ? SizedEntry::Asks::All : SizedEntry::Asks::Inputs;
   entry.sizes = std::make_unique<SizedEntry>(std::move(program), open_inputs(result), asks, config);
 }
 

@@ -147,8 +147,6 @@ std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const In
     v->fits = false;
     throw;
   } catch (...) {
-    // Of the run of a graph that an operator of this one has called.
-    if (!v->graph) runtime::raised_before_writes() = false;
     // Eager says what is wrong. If nothing is, something was captured that is for other sizes alone.
     constexpr int64_t kPatience = 2;
     if (!v->graph && ++v->failures >= kPatience) v->fits = false;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "runtime/compiled_graph.h"
 #include "runtime/sized_program.h"
 
 namespace kiln {
@@ -114,6 +115,32 @@ TEST(SizedProgram, IntsAreLeavesToo) {
   const at::Tensor v = at::arange(6.0);
   Ints delivered;
   EXPECT_TRUE(at::equal(program->run({v}, {3}, &delivered).at(0), v.slice(0, 3, 5)));
+}
+
+TEST(SizedProgram, TellsWhetherAConditionFailsBehindAChange) {
+  const auto changes = [](const graph::Node& n) { return n.op == Op("aten::add_.Tensor"); };
+  for (const bool first : {false, true}) {
+    auto g = std::make_shared<Graph>();
+    auto sizes = std::make_shared<Sizes>();
+    const Value x = g->add_input("x", f32({4, 6}))->out(), count = g->add_input("count", f32({1}))->out();
+    sizes->open(x.node);
+    const Expr n = sizes->size(x, 0, 4);
+    const auto write = [&] { g->add_call(Op("aten::add_.Tensor"), {count, count, Arg(1)}, {f32({1})}); };
+    if (first) write();
+    const Value view = g->add_call(Op("aten::view"), {x, Arg::ints({8, 3})}, {f32({8, 3})})->out();
+    sizes->note_argument({view.node, 1, 0, n * 2});
+    if (!first) write();
+    g->outputs() = {view};
+    const auto program = runtime::SizedProgram::make(g, *sizes, changes);
+    EXPECT_EQ(program->asks_behind_changes(), first);
+    EXPECT_TRUE(runtime::SizedProgram::make(g, *sizes)->asks_behind_changes());
+    Ints delivered;
+    const at::Tensor counted = at::ones({1});
+    // A view that these sizes do not allow.
+    EXPECT_ANY_THROW(program->run({at::ones({6, 5}).t(), counted}, {}, &delivered));
+    EXPECT_EQ(runtime::raised_before_writes(), !first);
+    EXPECT_EQ(counted.item<float>(), first ? 2 : 1);
+  }
 }
 
 TEST(SizedProgram, RefusesWhatChangesSizesInPlace) {
