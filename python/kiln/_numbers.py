@@ -184,7 +184,7 @@ def sample(o):
 def text(function, *args):
     """The Text, or None if the str must be made now: what is made for other numbers may be an exception."""
     formats = [function.__self__] if type(getattr(function, "__self__", None)) is str else args
-    if any([type(f) is str and CHARACTER.search(f) for f in formats]):
+    if any(type(f) is str and CHARACTER.search(f) for f in formats):
         return None
     try:
         return Text(function, args, function(*[sample(a) for a in args]))

@@ -543,3 +543,99 @@ def test_names_of_another_function_on_a_compiled_one():
     assert compiled.__doc__ == "What it does." and compiled.__wrapped__ is reference
     assert_same(compiled(x), x + 1)
     assert_same(kiln.compile(lambda x: compiled(x) * 2)(x), (x + 1) * 2)
+
+
+def small():
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 1))
+
+
+def penalty(c, x):
+    return c(x).sum() + sum(p.pow(2).sum() for p in c.parameters())
+
+
+def inner_steps(c, x):
+    for _ in range(2):
+        gradients = torch.autograd.grad(c(x).pow(2).mean(), list(c.parameters()))
+        with torch.no_grad():
+            for p, g in zip(c.parameters(), gradients):
+                p -= 0.05 * g
+    return c(x)
+
+
+def walked(c, x):
+    names = [name for name, _ in c.named_modules()] + [type(m).__name__ for m in c.children()]
+    c.train()
+    c.zero_grad()
+    return c(x), names, len(list(c.modules()))
+
+
+@pytest.mark.parametrize("f", [penalty, inner_steps, walked])
+def test_new_modules_in_each_call(f):
+    """Which modules are one, not where they lie, matters to the walks over a module's parts."""
+    torch.manual_seed(0)
+    net, compiled = small(), kiln.compile(f)
+    for _ in range(12):
+        a, x = copy.deepcopy(net), torch.randn(4, 2)
+        b = copy.deepcopy(a)
+        assert_same(compiled(a, x), f(b, x))
+        assert_same(a.state_dict(), b.state_dict())
+    assert len(compiled._entries) <= 2
+
+
+@pytest.mark.parametrize("shared_first", [False, True])
+def test_modules_that_are_one_in_another_call(shared_first):
+    class Pair(nn.Module):
+        def __init__(self, shared):
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+            self.b = self.a if shared else nn.Linear(2, 2)
+
+    def f(pair, x):
+        return len(list(pair.modules())), len(list(pair.parameters())), pair.b(pair.a(x))
+
+    compiled, x = kiln.compile(f), torch.randn(3, 2)
+    for shared in (shared_first, not shared_first, shared_first, not shared_first):
+        pair = Pair(shared)
+        assert_same(compiled(pair, x), f(pair, x))
+    compiled = kiln.compile(f)
+    for tied in (shared_first, not shared_first, shared_first, not shared_first):
+        pair = Pair(False)
+        if tied:
+            pair.b.weight = pair.a.weight
+        assert_same(compiled(pair, x), f(pair, x))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda s: [m.tag for m in s],
+        lambda s: [m.tag for m in list(s)] + [len(s)],
+        lambda s: [m.tag for m in tuple(s)],
+        lambda s: [s.pop().tag, s.pop().tag],
+        lambda s: next(iter(s)).tag,
+        lambda s: [m.tag for m in s | {1}] if not s else [m.tag for m in s | set()],
+        lambda s: sorted(m.tag for m in s),
+        lambda s: [m.tag for m in (lambda first, *rest: (first, *rest))(*s)],
+        lambda s: [m.tag for m in s.copy()],
+        lambda s: [m.tag for m in frozenset(s)],
+        lambda s: {m: m.tag for m in s}.__len__(),
+        lambda s: [[m.tag for m in x] for x in [s]],
+    ],
+)
+def test_the_order_of_a_set_of_new_objects(look):
+    """It hangs on where the objects lie: another one for each call."""
+
+    def f(items, x):
+        seen = set()
+        for m in items:
+            if m not in seen:
+                seen.add(m)
+        return x * 2, look(seen)
+
+    compiled, kept = kiln.compile(f), []
+    for _ in range(10):
+        items = [nn.ReLU() for _ in range(6)]
+        for k in torch.randperm(6).tolist():
+            items[k].tag = k
+        kept.append(items)
+        assert_same(compiled(items, torch.ones(2)), f(items, torch.ones(2)))

@@ -141,6 +141,7 @@ bool Machine::opens(PyObject* container) {
 }
 
 bool Machine::reads(PyObject* o, int depth) {
+  if (told_apart.contains(o)) pin_members(o);
   if (depth >= 0 && !opens(o)) return false;
   switch (classify(o)) {
     case Class::Tuple:
@@ -266,7 +267,8 @@ bool Machine::reads_arguments(PyObject* c_callable, PyObject* const* args, size_
     return observe(args[0]);
   }
   const int depth = looks_once(name) ? -1 : 0;
-  for (size_t i = 0; i < n; ++i)
+  const bool adds = n > 0 && told_apart.contains(args[0]) && strcmp(name, "add") == 0;  // looks at no order
+  for (size_t i = adds ? 1 : 0; i < n; ++i)
     if (!reads(args[i], depth)) return false;
   return true;
 }

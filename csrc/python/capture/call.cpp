@@ -520,6 +520,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       for (size_t i = 0; i < count; ++i) all[i] = arg(i);
       if (PyObject* reduced = reduce_existing(callable, all.data(), count)) return reduced;
       if (PyErr_Occurred() || reads_attributes(callable, all.data(), count)) return nullptr;
+      if (count == 2 && !kwnames && is_named(callable, "add") && tell_apart(all[0], all[1])) {
+        if (look_up_apart(PySet_Add, all[0], all[1]) < 0) return after_c_call(nullptr);
+        Py_RETURN_NONE;
+      }
       pin_compared(callable, all.data(), count);
       static PyObject* is_instance = PyDict_GetItemString(PyEval_GetBuiltins(), "isinstance");
       if (callable == is_instance && count == 2 && py::is_tensor(all[0]) &&
@@ -603,7 +607,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Id: {
       if (count != 1) return native();
       PyObject* real = real_of(arg(0));
-      if (real) guard_identity(real);
+      if (real && !hashes_alone) guard_identity(real);
       return PyLong_FromVoidPtr(real ? real : arg(0));
     }
     case Policy::GetAttr: {

@@ -6,6 +6,7 @@
 
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
+#include "python/cpython/tensor.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -108,6 +109,49 @@ void Machine::pin(PyObject* o, bool values, int depth) {
     for (Py_ssize_t i = 0; i < PySequence_Size(o); ++i)
       if (py::Ref item = py::Ref::steal(PySequence_GetItem(o, i))) pin(item.get(), true, depth + 1);
   }
+}
+
+bool Machine::tell_apart(PyObject* set, PyObject* key) {
+  constexpr Py_ssize_t kMost = 32;  // each pair of them is a guard
+  const auto is_pinnable = [&](PyObject* o) {
+    if (!py::is_tensor(o))
+      return classify(o) == Class::Instance && find_plain(o) && !find_alike(o) && compares_by_identity(Py_TYPE(o));
+    return find(o) && Py_TYPE(o)->tp_hash == reinterpret_cast<PyTypeObject*>(names().tensor_type)->tp_hash;
+  };
+  const auto refuse = [&] {
+    if (told_apart.contains(set)) pin_members(set);
+    return false;
+  };
+  if (!PySet_CheckExact(set) || find_plain(set)) return false;
+  if (PySet_GET_SIZE(set) > kMost || !is_pinnable(key)) return refuse();
+  std::vector<PyObject*> members;
+  Py_ssize_t pos = 0;
+  PyObject* member;
+  Py_hash_t hash;
+  while (_PySet_NextEntry(set, &pos, &member, &hash)) {
+    if (!is_pinnable(member)) return refuse();
+    members.push_back(member);
+  }
+  for (PyObject* m : members) distinguish(key, m);
+  if (told_apart.insert(set).second) alive.push_back(py::Ref::borrow(set));
+  return true;
+}
+
+int Machine::look_up_apart(int (*f)(PyObject* set, PyObject* key), PyObject* set, PyObject* key) {
+  hashes_alone = true;
+  const int result = f(set, key);
+  hashes_alone = false;
+  return result;
+}
+
+void Machine::pin_members(PyObject* set) {
+  told_apart.erase(set);
+  pin(set);
+  Py_ssize_t pos = 0;
+  PyObject* member;
+  Py_hash_t hash;
+  while (_PySet_NextEntry(set, &pos, &member, &hash))
+    if (py::is_tensor(member)) guard_identity(real_of(member));
 }
 
 void Machine::pin_lookup(PyObject* container, PyObject* key) {

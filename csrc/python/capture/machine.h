@@ -529,6 +529,16 @@ class Machine {
   void pin(PyObject* o, bool values = true, int depth = 0);
   /// As pin, for a container in which `key` is looked up or stored.
   void pin_lookup(PyObject* container, PyObject* key);
+  /// Has `key` told apart from the members of a set that the captured code has made, such as the memo of
+  /// named_modules(), instead of pinning them: the objects may be others in the next call. False if that is not enough.
+  /// Whoever sees the order of such a set pins them after all (reads()).
+  bool tell_apart(PyObject* set, PyObject* key);
+  /// PySet_Contains or PySet_Add, for what tell_apart() is true for.
+  int look_up_apart(int (*f)(PyObject* set, PyObject* key), PyObject* set, PyObject* key);
+  /// Has the members of a set told apart no longer, but pinned.
+  void pin_members(PyObject* set);
+  std::unordered_set<PyObject*> told_apart;  // such sets; `alive` holds them
+  bool hashes_alone = false;                 // id() is asked for by the hash of what is only told apart
   /// As pin, for the arguments (the receiver first) of a function of C, if it compares or hashes.
   void pin_compared(PyObject* c_callable, PyObject* const* args, size_t n);
   /// What object.__reduce_ex__ gives for an existing object (copy.copy, copy.deepcopy), its attributes seen; null

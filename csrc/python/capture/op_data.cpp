@@ -219,10 +219,13 @@ static bool is_hashed(PyObject* o) {
 
 Flow op_contains_op(Exec& e, int arg) {
   if (e.m.refuses_iterator(e.top(0))) return Flow::Error;
-  if (!e.m.reads(e.top(0)) || !e.m.reads(e.top(1))) return Flow::Error;
-  e.m.pin_lookup(e.top(0), e.top(1));
+  const bool apart = e.m.tell_apart(e.top(0), e.top(1));
+  if ((!apart && !e.m.reads(e.top(0))) || !e.m.reads(e.top(1))) return Flow::Error;
+  if (!apart) e.m.pin_lookup(e.top(0), e.top(1));
   int has;
-  if (e.m.is_number(e.top(1)) && is_hashed(e.top(0))) {
+  if (apart) {
+    has = e.m.look_up_apart(PySet_Contains, e.top(0), e.top(1));
+  } else if (e.m.is_number(e.top(1)) && is_hashed(e.top(0))) {
     const py::Ref key = e.m.key_of_number(e.top(0), e.top(1));
     has = !key ? -1 : key.get() != Py_None;
   } else {
