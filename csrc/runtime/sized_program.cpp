@@ -148,8 +148,8 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     if (!step.checks.empty() || step.node->returns_list || (step.call && open)) program->last_asked_ = i;
   }
   const auto changing = [&](const Step& step) { return step.node && (!changes || changes(*step.node)); };
-  program->first_change_ = static_cast<size_t>(std::find_if(program->steps_.begin(), program->steps_.end(), changing) -
-                                               program->steps_.begin());
+  const auto change = std::find_if(program->steps_.begin(), program->steps_.end(), changing);
+  if (change != program->steps_.end()) program->first_change_ = static_cast<size_t>(change - program->steps_.begin());
   for (const symbolic::Expr& e : program->sizes_)
     program->last_asked_ = std::max(program->last_asked_, step_that_knows(e));
   for (const graph::Arg& a : traced->outputs()) {
@@ -296,7 +296,7 @@ std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const 
   try {
     return results(run_steps(std::move(inputs), ints, steps_.size(), nullptr, at), sizes);
   } catch (...) {
-    raised_before_writes() = at < first_change_ || first_change_ == steps_.size();
+    raised_before_writes() = at < first_change_;
     throw;
   }
 }

@@ -102,8 +102,8 @@ class SizedProgram {
   std::vector<Step> steps_;
   std::unordered_map<graph::Value, Slot> slots_;
   std::vector<Slot> outputs_;
-  size_t last_asked_ = 0;    // the last step that something is asked of
-  size_t first_change_ = 0;  // the first step that changes what was there before
+  size_t last_asked_ = 0;           // the last step that something is asked of
+  size_t first_change_ = SIZE_MAX;  // the first step that changes what was there before
   bool autocast_ = false;
 };
 

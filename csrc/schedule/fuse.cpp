@@ -84,7 +84,7 @@ class Fuser {
       : a_(a), b_(b), buffers_(buffers), options_(options) {}
 
   std::optional<Nest> run() {
-    if (is_empty(a_) || is_empty(b_) || surely_too_long()) return std::nullopt;
+    if (is_empty(a_) || is_empty(b_) || too_long()) return std::nullopt;
     join();
     align();
     if (!share_outer() || !points_are_independent()) return std::nullopt;
@@ -101,9 +101,9 @@ class Fuser {
     int stage;
   };
 
-  /// Whether both together have too many instructions, without fusing them to see: loads and constants are what they
-  /// have in common as a rule.
-  bool surely_too_long() const {
+  /// Whether both together have too many instructions, told without fusing them: what they have in common, as a rule,
+  /// are loads and constants.
+  bool too_long() const {
     int64_t all = 0;
     for (const Nest* n : {&a_, &b_})
       for (const Stage& s : n->stages)
@@ -265,7 +265,7 @@ class Fuser {
     if (!left_a.empty() && (!pa || pb)) return false;
     if (!left_b.empty() && (!pb || pa)) return false;
     if (common.empty() && pa && pb && (!a_.outer.empty() || !b_.outer.empty())) return false;
-    std::vector<std::pair<int, int>> names;
+    Names names;
     for (int v : common) names.push_back({pair_[v], v});
     rename(names);
     // Inner loops in the order in which the other side has them, so that equal loops look equal.
@@ -275,17 +275,18 @@ class Fuser {
     return true;
   }
 
-  /// Gives variables of b's stages other names: (from, to).
-  void rename(const std::vector<std::pair<int, int>>& names) {
-    const auto other = [&](int v, Expr& out) {
-      for (const auto& [from, to] : names)
-        if (v == from) {
-          out = n_.var(to);
-          return true;
-        }
-      return false;
-    };
-    substitute_vars(n_, other, first_b_stage_);
+  using Names = std::vector<std::pair<int, int>>;  // of variables: (from, to)
+  bool other_name(const Names& names, int v, Expr& out) const {
+    for (const auto& [from, to] : names)
+      if (v == from) {
+        out = n_.var(to);
+        return true;
+      }
+    return false;
+  }
+  /// Gives variables of b's stages other names.
+  void rename(const Names& names) {
+    substitute_vars(n_, [&](int v, Expr& out) { return other_name(names, v, out); }, first_b_stage_);
   }
 
   static bool conflict(const Inst& x, const Inst& y) {
@@ -325,7 +326,7 @@ class Fuser {
   bool merge_into(int k, int j) {
     Stage &from = n_.stages[k], &to = n_.stages[j];
     if (from.vars.size() != to.vars.size() || to.vars.empty()) return false;
-    std::vector<std::pair<int, int>> renames;
+    Names renames;
     for (int v : from.vars) {
       const int partner = pair_[v];
       if (partner < 0 || std::find(to.vars.begin(), to.vars.end(), partner) == to.vars.end()) return false;
@@ -349,15 +350,8 @@ class Fuser {
     // round.
     std::vector<int> vars = n_.outer;
     vars.insert(vars.end(), to.vars.begin(), to.vars.end());
-    Substitution renamed([&](const AtomNode& v, Expr& out) {
-      if (v.var_kind != VarKind::Loop) return false;
-      for (const auto& [a, b] : renames)
-        if (v.id == a) {
-          out = n_.var(b);
-          return true;
-        }
-      return false;
-    });
+    Substitution renamed(
+        [&](const AtomNode& v, Expr& out) { return v.var_kind == VarKind::Loop && other_name(renames, v.id, out); });
     for (ValueId id : from.body) {
       const Inst& y = n_.insts[id];
       if (y.buffer < 0) continue;

@@ -147,9 +147,6 @@ class Text:
     def __class__(self):  # isinstance(text, str)
         return str
 
-    def __getattr__(self, name):
-        _C._number("text", self)
-
 
 def need_text(self, *args):
     _C._number("text", self)
@@ -158,7 +155,7 @@ def need_text(self, *args):
 for _name in (
     *("hash", "eq", "ne", "lt", "le", "gt", "ge", "bool", "len", "iter", "contains", "getitem"),
     *("add", "radd", "mul", "rmul", "mod", "rmod", "str", "repr", "format"),
-    *("copy", "deepcopy", "reduce_ex", "reduce"),
+    *("getattr", "copy", "deepcopy", "reduce_ex", "reduce"),
 ):
     setattr(Text, f"__{_name}__", need_text)
 

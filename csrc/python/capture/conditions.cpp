@@ -69,10 +69,9 @@ Node* base_of(Value v) {
   for (;;) {
     Node* n = v.node;
     if (n->kind == NodeKind::Placeholder || n->op == constant_op() || n->fresh) return n;
-    // Their schemas do not tell that the result is the argument's memory.
-    static const graph::Op data("aten::data"), unsafe_view("aten::_unsafe_view");
-    const aten::OpInfo* op = n->op == data || n->op == unsafe_view ? nullptr : aten::find_op(n->op);
-    if (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op)) return n;
+    const aten::OpInfo* op = aten::find_op(n->op);
+    // Of some views (aten::data) the schema does not tell that they are.
+    if (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op) && !ops::is_view(n->op)) return n;
     Value first;
     for (const graph::Arg& a : n->args)
       graph::for_each_value(a, [&](Value x) {

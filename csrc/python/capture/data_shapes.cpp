@@ -122,12 +122,14 @@ bool masked_select(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   return give(op, stack, {at::index(self.expand(sizes), indices)});
 }
 
+/// Whether no element of `t`, which has some, is negative. False if that cannot be decided.
+bool none_negative(Machine& m, const at::Tensor& t) { return m.decide(at::ge(at::min(t), 0)).value_or(false); }
+
 /// Each index as often as `repeats` says. Undefined if their number cannot be decided.
 at::Tensor repeated_indices(Machine& m, const at::Tensor& repeats) {
   if (repeats.dim() != 1 || !m.may_decide(repeats)) return {};
   // Told the size, the operator does not look for negative ones.
-  const auto sane = repeats.numel() > 0 ? m.decide(at::ge(at::min(repeats), 0)) : true;
-  if (!sane || !*sane) return {};
+  if (repeats.numel() > 0 && !none_negative(m, repeats)) return {};
   const at::Tensor total = m.decide_numbers(at::sum(repeats));
   if (!total.defined()) return {};
   const std::optional<int64_t> size = total.item().toLong();  // a plain number would be another overload's repeats
@@ -159,8 +161,7 @@ bool bincount(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = argument(op, stack, 0).toTensor();
   if (!argument(op, stack, 1).isNone() || self.dim() != 1 || self.numel() == 0 || !m.may_decide(self)) return false;
   const int64_t least = argument(op, stack, 2).toInt();
-  const auto sane = least >= 0 ? m.decide(at::ge(at::min(self), 0)) : std::nullopt;
-  if (!sane || !*sane) return false;
+  if (least < 0 || !none_negative(m, self)) return false;
   const at::Tensor largest = m.decide_numbers(at::max(self).to(at::kLong));
   if (!largest.defined()) return false;
   const int64_t size = std::max(least, largest.item().toLong() + 1);

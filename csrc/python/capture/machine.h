@@ -381,6 +381,10 @@ class Machine {
   // --- texts made of numbers and sizes: texts.cpp ---
   /// A kiln._numbers.Text, which stands for a str that is made of numbers, or of sizes.
   bool is_text(PyObject* o) const;
+  /// Whether one of them is a text, or a tuple of such.
+  bool text_among(PyObject* const* args, size_t n) const;
+  /// Whether texts are made of numbers at all.
+  bool makes_texts() const;
   /// The Text of what `function` gives for such arguments; null without an error if it must be made now.
   PyObject* make_text(PyObject* function, PyObject* const* args, size_t n);
   /// Ends this attempt, since a text is needed now. Null.

@@ -193,8 +193,7 @@ bool Machine::grows_with(PyObject* container, PyObject* number) {
 PyObject* Machine::call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   static PyObject* functions = function_of("FUNCTIONS");
   PyObject* function = PyDict_GetItem(functions, callable);
-  for (size_t i = 0; function && i < count_of(nargsf, kwnames); ++i)
-    if (is_text(args[i])) return need_text();
+  if (function && text_among(args, count_of(nargsf, kwnames))) return need_text();
   return function ? PyObject_Vectorcall(function, args, nargsf, kwnames) : nullptr;
 }
 
@@ -233,15 +232,14 @@ py::Ref Machine::key_of_number(PyObject* container, PyObject* number) {
 }
 
 PyObject* Machine::operate_on_numbers(const char* op, PyObject* const* args) {
-  if (is_text(args[0]) || is_text(args[1])) return need_text();
+  if (text_among(args, 2)) return need_text();
   static PyObject* binary = function_of("binary");
   return PyObject_CallFunction(binary, "sOO", op, args[0], args[1]);
 }
 
 PyObject* Machine::call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames) {
   static PyObject* function = function_of("call");
-  for (PyObject* a : args)
-    if (is_text(a)) return need_text();
+  if (text_among(args.data(), args.size())) return need_text();
   const size_t named = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
   py::Ref positional = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(args.size() - named)));
   py::Ref keywords = py::Ref::steal(PyDict_New());

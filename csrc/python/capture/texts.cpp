@@ -23,6 +23,15 @@ PyTypeObject* text_type() {
 
 bool Machine::is_text(PyObject* o) const { return has_numbers && Py_TYPE(o) == text_type(); }
 
+bool Machine::text_among(PyObject* const* args, size_t n) const {
+  return has_numbers && std::any_of(args, args + n, [&](PyObject* o) {
+           return is_text(o) || (PyTuple_CheckExact(o) &&
+                                 text_among(PySequence_Fast_ITEMS(o), static_cast<size_t>(PyTuple_GET_SIZE(o))));
+         });
+}
+
+bool Machine::makes_texts() const { return options.texts && options.item_numbers && !py::function_mode_active(); }
+
 bool Machine::is_unknown(PyObject* const* args, size_t n) const {
   return number_among(args, n, /*nested=*/true) || size_among(args, n);
 }
@@ -30,7 +39,7 @@ bool Machine::is_unknown(PyObject* const* args, size_t n) const {
 PyObject* Machine::make_text(PyObject* function, PyObject* const* args, size_t n) {
   static PyObject* text = member("text");
   py::Ref made;
-  if (options.texts && options.item_numbers && !py::function_mode_active()) {
+  if (makes_texts()) {
     Paused plainly(*this);
     const aten::RecordingPaused no_recording;
     std::vector<PyObject*> all{function};
@@ -42,12 +51,7 @@ PyObject* Machine::make_text(PyObject* function, PyObject* const* args, size_t n
     has_numbers = true;
     return made.release();
   }
-  for (size_t i = 0; i < n; ++i) {
-    if (is_text(args[i])) return need_text();
-    for (Py_ssize_t k = 0; PyTuple_CheckExact(args[i]) && k < PyTuple_GET_SIZE(args[i]); ++k)
-      if (is_text(PyTuple_GET_ITEM(args[i], k))) return need_text();
-  }
-  return nullptr;
+  return text_among(args, n) ? need_text() : nullptr;
 }
 
 PyObject* Machine::need_text() {
@@ -72,15 +76,15 @@ PyObject* Machine::joined_text(PyObject* join, PyObject* given) {
 }
 
 PyObject* Machine::text_of_call(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
-  if (!options.texts || !options.item_numbers || kwnames || n == 0) return nullptr;
+  if (!makes_texts() || kwnames || n == 0) return nullptr;
   const auto builtin = [](const char* name) { return PyDict_GetItemString(PyEval_GetBuiltins(), name); };
   static PyObject *const repr = builtin("repr"), *const ascii = builtin("ascii"), *const format = builtin("format");
   const std::string_view name = name_of(callable);
   if (name == "format" || name == "join") {
     // A method of a str, bound or not.
-    PyObject* self = PyCFunction_Check(callable)                          ? PyCFunction_GET_SELF(callable)
-                     : Py_TYPE(callable) == &PyMethodDescr_Type && n >= 1 ? *args
-                                                                          : nullptr;
+    PyObject* self = PyCFunction_Check(callable)                ? PyCFunction_GET_SELF(callable)
+                     : Py_TYPE(callable) == &PyMethodDescr_Type ? *args
+                                                                : nullptr;
     if (self && PyUnicode_CheckExact(self)) {
       const size_t first = PyCFunction_Check(callable) ? 0 : 1;
       const py::Ref method = py::check(PyObject_GetAttrString(self, name_of(callable)));
@@ -90,9 +94,7 @@ PyObject* Machine::text_of_call(PyObject* callable, PyObject* const* args, size_
   }
   const bool one = callable == reinterpret_cast<PyObject*>(&PyUnicode_Type) || callable == repr || callable == ascii;
   if (one ? n != 1 : callable != format || n > 2) return nullptr;
-  return is_unknown(args, n) && (is_number(args[0]) || is_text(args[0]) || is_size(args[0]))
-             ? make_text(callable, args, n)
-             : nullptr;
+  return is_number(args[0]) || is_text(args[0]) || is_size(args[0]) ? make_text(callable, args, n) : nullptr;
 }
 
 }  // namespace kiln::capture
