@@ -3,6 +3,8 @@
 #include <c10/util/generic_math.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <regex>
 
 #include "aten/pch.h"
@@ -12,6 +14,8 @@ namespace kiln::aten {
 
 namespace {
 using symbolic::Expr;
+using symbolic::Number;
+using symbolic::Real;
 using Relation = Sizes::Relation;
 
 /// No tensor has more elements in a dimension.
@@ -32,6 +36,9 @@ class SizeNode final : public c10::SymNodeImpl {
   bool is_float() override { return false; }
   bool has_hint() override { return true; }
   bool is_symbolic() override { return !expr_.is_constant(); }
+  c10::SymNode sym_float() override;
+  c10::SymNode truediv(const c10::SymNode& o) override;
+  c10::SymNode int_truediv(const c10::SymNode& o) override { return truediv(o); }
   std::string str() override { return symbolic::print(expr_); }
   std::string _graph_repr() override { return str(); }
   c10::SymNode clone() override { return c10::SymNode::reclaim_copy(this); }
@@ -101,6 +108,56 @@ class SizeNode final : public c10::SymNodeImpl {
   bool is_bool_ = false;
   Relation relation_ = Relation::Equal;
 };
+
+/// A float computed of expressions, as PyTorch computes with it.
+class RealNode final : public c10::SymNodeImpl {
+ public:
+  RealNode(std::shared_ptr<Sizes> sizes, Real real) : sizes_(std::move(sizes)), real_(std::move(real)) {}
+
+  const Real& real() const { return real_; }
+  bool is_int() override { return false; }
+  bool is_bool() override { return false; }
+  bool is_float() override { return true; }
+  bool has_hint() override { return true; }
+  bool is_symbolic() override { return real_.op() != Real::Op::Constant; }
+  std::string str() override { return symbolic::print(real_); }
+  std::string _graph_repr() override { return str(); }
+  c10::SymNode clone() override { return c10::SymNode::reclaim_copy(this); }
+
+  c10::SymNode wrap_float(double x) override { return number(Real(x)); }
+  c10::SymNode wrap_int(int64_t n) override { return number(Real(Expr(n))); }
+  c10::SymNode sym_float() override { return clone(); }
+  c10::SymNode add(const c10::SymNode& o) override { return binary(Real::Op::Add, o); }
+  c10::SymNode sub(const c10::SymNode& o) override { return binary(Real::Op::Sub, o); }
+  c10::SymNode mul(const c10::SymNode& o) override { return binary(Real::Op::Mul, o); }
+  c10::SymNode truediv(const c10::SymNode& o) override { return binary(Real::Op::Div, o); }
+  c10::SymNode float_truediv(const c10::SymNode& o) override { return truediv(o); }
+  c10::SymNode pow(const c10::SymNode& o) override { return binary(Real::Op::Pow, o); }
+  c10::SymNode float_pow(const c10::SymNode& o) override { return pow(o); }
+  c10::SymNode neg() override { return number(Real(Real::Op::Neg, real_)); }
+
+  double guard_float(const char*, int64_t) override {
+    const auto value = sizes_->pin(real_);
+    if (!value) throw Unsupported("a float of sizes that Python does not compute");
+    return *value;
+  }
+
+ private:
+  c10::SymNode number(Real r) const { return c10::make_intrusive<RealNode>(sizes_, std::move(r)); }
+  c10::SymNode binary(Real::Op op, const c10::SymNode& o) const {
+    if (const Real* r = Sizes::real_of(o)) return number(Real(op, real_, *r));
+    if (const Expr* e = Sizes::expr_of(o)) return number(Real(op, real_, Real(*e)));
+    throw Unsupported("arithmetic of a float of sizes with another symbolic number");
+  }
+
+  std::shared_ptr<Sizes> sizes_;
+  Real real_;
+};
+
+c10::SymNode SizeNode::sym_float() { return c10::make_intrusive<RealNode>(sizes_, Real(expr_)); }
+c10::SymNode SizeNode::truediv(const c10::SymNode& o) {
+  return c10::make_intrusive<RealNode>(sizes_, Real(Real::Op::Div, Real(expr_), Real(of(o))));
+}
 }  // namespace
 
 std::optional<int64_t> evaluate(const Expr& e, const std::function<int64_t(size_t)>& leaves) {
@@ -143,6 +200,22 @@ std::optional<int64_t> evaluate(const Expr& e, const std::function<int64_t(size_
   return static_cast<int64_t>(sum);
 }
 
+std::optional<double> evaluate(const Real& r, const std::function<int64_t(size_t)>& leaves) {
+  return symbolic::evaluate(r, [&](const Expr& e) { return evaluate(e, leaves); });
+}
+
+std::optional<int64_t> evaluate_whole(const Real& r, const std::function<int64_t(size_t)>& leaves) {
+  const auto value = evaluate(r, leaves);
+  if (!value || std::fabs(*value) > static_cast<double>(kLargestSize)) return std::nullopt;
+  return static_cast<int64_t>(*value);
+}
+
+std::optional<int64_t> bits_of(const Number& n, const std::function<int64_t(size_t)>& leaves) {
+  if (const Expr* e = std::get_if<Expr>(&n)) return evaluate(*e, leaves);
+  const auto value = evaluate(std::get<Real>(n), leaves);
+  return value ? std::optional(std::bit_cast<int64_t>(*value)) : std::nullopt;
+}
+
 bool holds(Relation relation, int64_t value) {
   switch (relation) {
     case Relation::Equal:
@@ -169,18 +242,78 @@ Expr Sizes::size(graph::Value v, int64_t dim, int64_t hint) {
 }
 
 Expr Sizes::given(int64_t number, int64_t hint) {
-  const auto it =
-      std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& leaf) { return !leaf.value && leaf.dim == number; });
+  const auto it = std::find_if(leaves_.begin(), leaves_.end(),
+                               [&](const Leaf& leaf) { return leaf.is_given() && leaf.dim == number; });
   const auto id = static_cast<int>(it - leaves_.begin());
   if (it == leaves_.end()) leaves_.push_back({{}, number, hint});
   return Expr::var(id, {-kLargestInt, kLargestInt}, symbolic::VarKind::Size);
 }
 
-int64_t Sizes::add_output(const Expr& e) {
-  const auto it = std::find(outputs_.begin(), outputs_.end(), e);
-  const int64_t number = it - outputs_.begin();
-  if (it == outputs_.end()) outputs_.push_back(e);
-  return number;
+namespace {
+/// The quotient of two ints that `r` rounds, if it is that of Python's //: below 2**48 the quotient of the floats is no
+/// further from the true one than the next int is.
+std::optional<Expr> quotient(const Real& r) {
+  const bool up = r.op() == Real::Op::Ceil;
+  if (!up && r.op() != Real::Op::Floor && r.op() != Real::Op::Trunc) return std::nullopt;
+  const Real& of = r.operands()[0];
+  if (of.op() == Real::Op::Integer) return of.integer();
+  if (of.op() != Real::Op::Div || of.operands()[0].op() != Real::Op::Integer) return std::nullopt;
+  const Expr& n = of.operands()[0].integer();
+  const Real& d = of.operands()[1];
+  const double by = d.op() == Real::Op::Constant ? d.constant()
+                    : d.op() == Real::Op::Integer && d.integer().is_constant()
+                        ? static_cast<double>(d.integer().constant())
+                        : 0;
+  const bool small = n.range().lo >= -kLargestSize && n.range().hi <= kLargestSize && by >= 1 && by <= kLargestInt;
+  if (!small || by != std::floor(by) || (r.op() == Real::Op::Trunc && n.range().lo < 0)) return std::nullopt;
+  const auto divisor = static_cast<int64_t>(by);
+  return up ? Expr(0) - symbolic::floordiv(Expr(0) - n, divisor) : symbolic::floordiv(n, divisor);
+}
+}  // namespace
+
+Expr Sizes::whole(const Real& r) {
+  if (const auto e = quotient(r)) return *e;
+  const auto it = std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& leaf) { return leaf.of == r; });
+  const auto id = static_cast<int>(it - leaves_.begin());
+  if (it == leaves_.end()) {
+    const auto now = evaluate_whole(r, [&](size_t leaf) { return leaves_.at(leaf).hint; });
+    KILN_CHECK(now, "an int of a float that has none");
+    leaves_.push_back({{}, -1, *now, r});
+  }
+  const symbolic::Range range = r.is_truth() ? symbolic::Range{0, 1} : symbolic::Range{-kLargestSize, kLargestSize};
+  return Expr::var(id, range, symbolic::VarKind::Size);
+}
+
+int64_t Sizes::add_output(const Number& n) {
+  const auto it = std::find(outputs_.begin(), outputs_.end(), n);
+  const int64_t place = it - outputs_.begin();
+  if (it == outputs_.end()) outputs_.push_back(n);
+  return place;
+}
+
+std::optional<double> Sizes::hint(const Real& r) const {
+  return evaluate(r, [&](size_t leaf) { return leaves_.at(leaf).hint; });
+}
+
+int64_t Sizes::hint_bits(const Number& n) const {
+  const auto bits = bits_of(n, [&](size_t leaf) { return leaves_.at(leaf).hint; });
+  KILN_CHECK(bits, "an open number without a value");
+  return *bits;
+}
+
+graph::Arg hint_arg(const Sizes& sizes, const Number& n) {
+  if (const Expr* e = std::get_if<Expr>(&n)) return graph::Arg(sizes.hint(*e));
+  return graph::Arg(*sizes.hint(std::get<Real>(n)));
+}
+
+void Sizes::for_each_leaf(const Number& n, const std::function<void(size_t)>& f) const {
+  symbolic::for_each_var(n, [&](const symbolic::AtomNode& v) {
+    const auto leaf = static_cast<size_t>(v.id);
+    if (const auto& of = leaves_.at(leaf).of)
+      for_each_leaf(*of, f);
+    else
+      f(leaf);
+  });
 }
 
 int64_t Sizes::hint(const Expr& e) const {
@@ -245,6 +378,17 @@ int64_t Sizes::pin(const Expr& e) {
   return value;
 }
 
+bool Sizes::decide(const Real& truth) { return decide(whole(truth), Relation::NotEqual); }
+
+std::optional<double> Sizes::pin(const Real& r) {
+  symbolic::for_each_integer(r, [&](const Expr& e) { pin(e); });
+  return hint(r);
+}
+
+void Sizes::pin(const Number& n) {
+  std::visit([&](const auto& x) { pin(x); }, n);
+}
+
 void Sizes::note_layout(graph::Value v, const graph::TensorMeta& layout) {
   if (is_open(v) && layouts_.insert(v).second)
     conditions_.push_back({Condition::Kind::Layout, {}, {}, v, layout, false});
@@ -257,24 +401,35 @@ void Sizes::note_contiguous(graph::Value v, bool contiguous) {
 
 std::vector<std::string> Sizes::texts() const {
   const auto name = [](graph::Value v) { return v.node->name + (v.index ? "." + std::to_string(v.index) : ""); };
-  const auto in_words = [&](const Expr& e) {
-    static const std::regex variable("s([0-9]+)");
-    const std::string text = symbolic::print(e);
+  const std::function<std::string(const Number&)> in_words = [&](const Number& n) {
+    static const std::regex variable("\\bs([0-9]+)");
+    const std::string text = symbolic::print(n);
     std::string out;
     auto at = text.begin();
     for (std::sregex_iterator it(text.begin(), text.end(), variable), end; it != end; ++it) {
       const Leaf& leaf = leaves_.at(std::stoul((*it)[1].str()));
       out.append(at, (*it)[0].first);
-      out +=
-          leaf.value ? name(leaf.value) + ".size(" + std::to_string(leaf.dim) + ")" : "int" + std::to_string(leaf.dim);
+      out += leaf.value ? name(leaf.value) + ".size(" + std::to_string(leaf.dim) + ")"
+             : leaf.of  ? "(" + in_words(*leaf.of) + ")"
+                        : "int" + std::to_string(leaf.dim);
       at = (*it)[0].second;
     }
     return out.append(at, text.end());
+  };
+  const auto truth_of = [&](const Expr& e) -> const Real* {
+    if (e.constant() != 0 || e.terms().size() != 1 || e.terms()[0].atom->kind != symbolic::AtomKind::Var)
+      return nullptr;
+    const auto& of = leaves_.at(static_cast<size_t>(e.terms()[0].atom->id)).of;
+    return of && of->is_truth() && e.terms()[0].coef == 1 ? &*of : nullptr;
   };
   std::vector<std::string> lines;
   for (const Condition& c : conditions_) {
     switch (c.kind) {
       case Condition::Kind::Compare: {
+        if (const Real* truth = truth_of(c.size)) {
+          lines.push_back(c.relation == Relation::NotEqual ? in_words(*truth) : "not (" + in_words(*truth) + ")");
+          break;
+        }
         const char* const relation = c.relation == Relation::Equal      ? " == 0"
                                      : c.relation == Relation::NotEqual ? " != 0"
                                      : c.relation == Relation::Less     ? " < 0"
@@ -296,6 +451,16 @@ std::vector<std::string> Sizes::texts() const {
 c10::SymInt Sizes::symint(const Expr& e) {
   if (e.is_constant()) return c10::SymInt(e.constant());
   return c10::SymInt(c10::SymNode(c10::make_intrusive<SizeNode>(shared_from_this(), e)));
+}
+
+c10::SymFloat Sizes::symfloat(const Real& r) {
+  if (r.op() == Real::Op::Constant) return c10::SymFloat(r.constant());
+  return c10::SymFloat(c10::SymNode(c10::make_intrusive<RealNode>(shared_from_this(), r)));
+}
+
+const Real* Sizes::real_of(const c10::SymNode& n) {
+  const auto* node = dynamic_cast<const RealNode*>(n.get());
+  return node ? &node->real() : nullptr;
 }
 
 const Expr* Sizes::expr_of(const c10::SymNode& n) {

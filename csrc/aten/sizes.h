@@ -1,4 +1,5 @@
 #pragma once
+#include <c10/core/SymFloat.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymNodeImpl.h>
 
@@ -12,6 +13,7 @@
 
 #include "graph/graph.h"
 #include "symbolic/expr.h"
+#include "symbolic/real.h"
 
 // Sizes that are left open while a graph is traced. The fakes have the sizes of the call that is traced; beside them a
 // program that asks for a size gets an expression over the sizes of the graph's values (its leaves), and whatever a
@@ -22,15 +24,19 @@ namespace kiln::aten {
 class Sizes : public std::enable_shared_from_this<Sizes> {
  public:
   using Expr = symbolic::Expr;
+  using Real = symbolic::Real;
   /// How an expression compares with zero.
   enum class Relation : uint8_t { Equal, NotEqual, Less, LessEqual };
 
-  /// The size of `value` in dimension `dim`, a variable of expressions; `hint`: in the traced call. Without a value: an
-  /// int that the program is given, the one with the number `dim`.
+  /// A variable of expressions: the size of `value` in dimension `dim`, or an int made of the float `of`, or else the
+  /// int with the number `dim` that the program is given. `hint`: in the traced call.
   struct Leaf {
     graph::Value value;
     int64_t dim;
     int64_t hint;
+    std::optional<Real> of = std::nullopt;  // of leaves before this one
+
+    bool is_given() const { return !value && !of; }
   };
   struct Condition {
     enum class Kind : uint8_t {
@@ -45,12 +51,12 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
     graph::TensorMeta layout;
     bool contiguous = false;
   };
-  /// An argument of a call that is an expression: argument `arg` itself, or its element `item` (-1: itself).
+  /// An argument of a call that is an open number: argument `arg` itself, or its element `item` (-1: itself).
   struct Argument {
     const graph::Node* node;
     size_t arg;
     int64_t item;
-    Expr size;
+    symbolic::Number number;
   };
 
   /// Says that sizes of `node`'s results are open: a graph's input, or what is computed of such.
@@ -62,17 +68,26 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
   Expr size(graph::Value v, int64_t dim, int64_t hint);
   /// An int that is given to the program.
   Expr given(int64_t number, int64_t hint);
-  /// Has `e` delivered when the graph has run; its number.
-  int64_t add_output(const Expr& e);
+  /// The int that `r`, which is rounded or a truth, gives. It has a value in the traced call.
+  Expr whole(const Real& r);
+  /// Has `n` delivered when the graph has run; the place.
+  int64_t add_output(const symbolic::Number& n);
   /// The value in the traced call. It fits: what does not is no expression.
   int64_t hint(const Expr& e) const;
+  /// None where Python raises an exception there.
+  std::optional<double> hint(const Real& r) const;
+  int64_t hint_bits(const symbolic::Number& n) const;
   /// Whether `e` can be computed with: it has few atoms, and it, and what it is made of, fits 62 bits in the traced
   /// call.
   bool fits(const Expr& e) const;
   /// Whether `difference` `relation` 0 holds; a condition from now on, unless it always does.
   bool decide(const Expr& difference, Relation relation);
-  /// The value in the traced call, which becomes a condition.
+  /// The truth of a comparison; a condition from now on.
+  bool decide(const Real& truth);
+  /// The value in the traced call, which becomes a condition; of a float, all ints that it is made of.
   int64_t pin(const Expr& e);
+  std::optional<double> pin(const Real& r);
+  void pin(const symbolic::Number& n);
   /// The value's layout, or whether it is contiguous, was looked at.
   void note_layout(graph::Value v, const graph::TensorMeta& layout);
   void note_contiguous(graph::Value v, bool contiguous);
@@ -85,16 +100,20 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
   const std::vector<Leaf>& leaves() const { return leaves_; }
   const std::vector<Condition>& conditions() const { return conditions_; }
   const std::vector<Argument>& arguments() const { return arguments_; }
-  const std::vector<Expr>& outputs() const { return outputs_; }
+  const std::vector<symbolic::Number>& outputs() const { return outputs_; }
+  /// Calls f on every leaf that `n` is computed of, other than floats' ints; with repetition.
+  void for_each_leaf(const symbolic::Number& n, const std::function<void(size_t leaf)>& f) const;
 
   /// One line for each condition, with the graph's names of values: "x.size(0) - 5 > 0".
   std::vector<std::string> texts() const;
 
   /// `e` as PyTorch takes it: a plain int if it is a constant.
   c10::SymInt symint(const Expr& e);
+  c10::SymFloat symfloat(const Real& r);
   /// The expression behind an int, which PyTorch may have computed with; null for another's.
   static const Expr* expr_of(const c10::SymInt& n);
   static const Expr* expr_of(const c10::SymNode& n);
+  static const Real* real_of(const c10::SymNode& n);
 
  private:
   std::vector<Leaf> leaves_;
@@ -103,13 +122,21 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
   std::unordered_map<Expr, uint8_t> compared_;  // relations that are conditions already, as bits
   std::unordered_set<graph::Value> layouts_, contiguous_;
   std::vector<Argument> arguments_;
-  std::vector<Expr> outputs_;
+  std::vector<symbolic::Number> outputs_;
   std::unordered_set<const graph::Node*> open_;
   std::string refused_;
 };
 
 /// The value of `e` at `leaves`; none if one on the way there does not fit 62 bits: Python's ints have no bound.
 std::optional<int64_t> evaluate(const symbolic::Expr& e, const std::function<int64_t(size_t leaf)>& leaves);
+/// The value of `r`; none where Python raises an exception, too.
+std::optional<double> evaluate(const symbolic::Real& r, const std::function<int64_t(size_t leaf)>& leaves);
+/// The int that a leaf made of `r` is.
+std::optional<int64_t> evaluate_whole(const symbolic::Real& r, const std::function<int64_t(size_t leaf)>& leaves);
+/// A delivered number in 64 bits: an int, or a float's bits. None if there is no value.
+std::optional<int64_t> bits_of(const symbolic::Number& n, const std::function<int64_t(size_t leaf)>& leaves);
+/// The number in the traced call, as an argument of a call.
+graph::Arg hint_arg(const Sizes& sizes, const symbolic::Number& n);
 /// Whether `value` compares with zero so.
 bool holds(Sizes::Relation relation, int64_t value);
 

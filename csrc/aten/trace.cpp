@@ -127,7 +127,7 @@ bool has_wrapper(const torch::jit::Stack& stack, size_t num_args) {
   return found;
 }
 
-/// Puts the traced call's ints into the places of open sizes among a call's arguments, and says where they were.
+/// Puts the traced call's numbers into the places of open ones among a call's arguments, and says where they were.
 std::vector<Sizes::Argument> take_sizes(Trace& trace, c10::ArrayRef<c10::IValue> args, c10::IValue* stack) {
   std::vector<Sizes::Argument> taken;
   if (!trace.sizes) return taken;
@@ -138,21 +138,30 @@ std::vector<Sizes::Argument> take_sizes(Trace& trace, c10::ArrayRef<c10::IValue>
     return trace.sizes->hint(*e);
   };
   for (size_t i = 0; i < args.size(); ++i) {
-    if (args[i].isSymInt()) {
+    if (args[i].isSymFloat()) {
+      const c10::SymFloat x = args[i].toSymFloat();
+      const Sizes::Real* r =
+          x.is_symbolic() && trace.unwrap ? Sizes::real_of(trace.unwrap(x.toSymNodeImpl())) : nullptr;
+      if (r) taken.push_back({nullptr, i, -1, *r});
+      stack[i] = r ? *trace.sizes->hint(*r) : x.expect_float();
+    } else if (args[i].isSymInt()) {
       stack[i] = number(args[i].toSymInt(), i, -1);
     } else if (args[i].isSymIntList()) {
       c10::List<int64_t> list;
       int64_t item = 0;
       for (const c10::SymInt& n : args[i].toSymIntVector()) list.push_back(number(n, i, item++));
       stack[i] = std::move(list);
-    } else if (args[i].isTensor() && args[i].toTensor().defined() && trace.size_behind) {
+    } else if (args[i].isTensor() && args[i].toTensor().defined() && trace.number_behind) {
       const at::Tensor& t = args[i].toTensor();
-      if (is_fake(t) || is_wrapper(t) || !t.unsafeGetTensorImpl()->is_wrapped_number() ||
-          t.scalar_type() != at::kLong || !t.has_storage() || *t.const_data_ptr<int64_t>() != Trace::kSizeStandIn)
-        continue;
-      if (const Sizes::Expr* e = trace.size_behind(t)) {
-        taken.push_back({nullptr, i, -1, *e});
-        stack[i] = wrapped_number(trace.sizes->hint(*e));
+      if (is_fake(t) || is_wrapper(t) || !t.unsafeGetTensorImpl()->is_wrapped_number() || !t.has_storage()) continue;
+      const bool stands_in = t.scalar_type() == at::kLong     ? *t.const_data_ptr<int64_t>() == Trace::kSizeStandIn
+                             : t.scalar_type() == at::kDouble ? std::isnan(*t.const_data_ptr<double>())
+                                                              : false;
+      if (const auto n = stands_in ? trace.number_behind(t) : std::nullopt) {
+        const auto* e = std::get_if<Sizes::Expr>(&*n);
+        stack[i] =
+            e ? wrapped_number(trace.sizes->hint(*e)) : wrapped_number(*trace.sizes->hint(std::get<Sizes::Real>(*n)));
+        taken.push_back({nullptr, i, -1, *n});
       }
     }
   }
@@ -172,7 +181,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   Trace* trace = current;
   std::vector<Sizes::Argument> sizes;
   const auto pin_sizes = [&] {
-    for (const Sizes::Argument& a : sizes) trace->sizes->pin(a.size);
+    for (const Sizes::Argument& a : sizes) trace->sizes->pin(a.number);
   };
   if (trace && trace->sizes) {
     const size_t num_args = op.schema().arguments().size();

@@ -61,10 +61,12 @@ class Trace {
   int64_t num_nodes = 0;
   /// Which sizes are left open, and what was asked of them; null if none are.
   std::shared_ptr<Sizes> sizes;
-  /// The open size that a wrapped number stands for: PyTorch's bindings have no number for a symbolic one, and put
-  /// kSizeStandIn where an operator takes a tensor. Null if it is a number.
-  std::function<const Sizes::Expr*(const at::Tensor&)> size_behind;
+  /// The open number that a wrapped number stands for: PyTorch's bindings have no number for a symbolic one, and put
+  /// kSizeStandIn, or a NaN, where an operator takes a tensor. None if it is a number.
+  std::function<std::optional<symbolic::Number>(const at::Tensor&)> number_behind;
   static constexpr int64_t kSizeStandIn = 7777777;
+  /// The node of a symbolic float among a call's arguments: PyTorch's bindings wrap it.
+  std::function<c10::SymNode(const c10::SymNode&)> unwrap;
 
  private:
   std::shared_ptr<graph::Graph> graph_;

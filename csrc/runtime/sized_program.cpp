@@ -115,24 +115,29 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
   const auto step_at = [&](Value v) -> Step& { return program->steps_[step_of.at(v.node)]; };
   for (const Sizes::Argument& a : sizes.arguments()) {
     const auto it = step_of.find(a.node);
-    if (it != step_of.end()) program->steps_[it->second].sizes.push_back({a.arg, a.item, a.size});
+    if (it != step_of.end()) program->steps_[it->second].sizes.push_back({a.arg, a.item, a.number});
   }
   std::vector<size_t> known_at(program->num_leaves_, 0);
+  const auto step_that_knows = [&](const symbolic::Number& n) {
+    size_t at = 0;
+    symbolic::for_each_var(
+        n, [&](const symbolic::AtomNode& v) { at = std::max(at, known_at.at(static_cast<size_t>(v.id))); });
+    return at;
+  };
   for (size_t i = 0; i < program->num_leaves_; ++i) {
     const Sizes::Leaf& leaf = sizes.leaves()[i];
-    if (!leaf.value) {
+    if (leaf.is_given()) {
       program->ints_.emplace_back(i, static_cast<size_t>(leaf.dim));
+      continue;
+    }
+    if (leaf.of) {
+      known_at[i] = step_that_knows(*leaf.of);
+      program->steps_[known_at[i]].computed.emplace_back(i, *leaf.of);
       continue;
     }
     step_at(leaf.value).leaves.push_back({slot_of(leaf.value), leaf.dim, static_cast<int>(i)});
     known_at[i] = step_of[leaf.value.node];
   }
-  const auto step_that_knows = [&](const symbolic::Expr& e) {
-    size_t at = 0;
-    symbolic::for_each_var(
-        e, [&](const symbolic::AtomNode& v) { at = std::max(at, known_at.at(static_cast<size_t>(v.id))); });
-    return at;
-  };
   for (const Sizes::Condition& c : program->conditions_) {
     if (c.kind == Sizes::Condition::Kind::Compare)
       program->steps_[step_that_knows(c.size)].checks.push_back({&c, kNoSlot});
@@ -145,13 +150,14 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     bool open = !step.sizes.empty();
     for (const graph::Arg& a : step.node->args)
       graph::for_each_value(a, [&](Value v) { open |= sizes.is_open(v) && v.meta().dim() > 0; });
-    if (!step.checks.empty() || step.node->returns_list || (step.call && open)) program->last_asked_ = i;
+    if (!step.checks.empty() || !step.computed.empty() || step.node->returns_list || (step.call && open))
+      program->last_asked_ = i;
   }
   const auto changing = [&](const Step& step) { return step.node && (!changes || changes(*step.node)); };
   const auto change = std::find_if(program->steps_.begin(), program->steps_.end(), changing);
   if (change != program->steps_.end()) program->first_change_ = static_cast<size_t>(change - program->steps_.begin());
-  for (const symbolic::Expr& e : program->sizes_)
-    program->last_asked_ = std::max(program->last_asked_, step_that_knows(e));
+  for (const symbolic::Number& n : program->sizes_)
+    program->last_asked_ = std::max(program->last_asked_, step_that_knows(n));
   for (const graph::Arg& a : traced->outputs()) {
     KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
     program->outputs_.push_back(a.is_none() || !a.value() ? kNoSlot : slot_of(a.value()));
@@ -173,10 +179,23 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
   return program;
 }
 
-int64_t SizedProgram::value(const symbolic::Expr& e, const std::vector<int64_t>& leaves) const {
-  const auto value = aten::evaluate(e, [&](size_t leaf) { return leaves[leaf]; });
+namespace {
+template <class F, class N>
+auto value_or_differ(F evaluate, const N& n, const std::vector<int64_t>& leaves) {
+  const auto value = evaluate(n, [&](size_t leaf) { return leaves[leaf]; });
   if (!value) throw SizesDiffer{};
   return *value;
+}
+}  // namespace
+
+int64_t SizedProgram::value(const symbolic::Expr& e, const std::vector<int64_t>& leaves) {
+  return value_or_differ([](const auto&... x) { return aten::evaluate(x...); }, e, leaves);
+}
+double SizedProgram::value(const symbolic::Real& r, const std::vector<int64_t>& leaves) {
+  return value_or_differ([](const auto&... x) { return aten::evaluate(x...); }, r, leaves);
+}
+int64_t SizedProgram::bits(const symbolic::Number& n, const std::vector<int64_t>& leaves) {
+  return value_or_differ(&aten::bits_of, n, leaves);
 }
 
 bool SizedProgram::check(const Step& step, const std::vector<at::Tensor>& tensors, std::vector<int64_t>& leaves) const {
@@ -185,6 +204,7 @@ bool SizedProgram::check(const Step& step, const std::vector<at::Tensor>& tensor
     if (t.dim() <= leaf.dim) return false;
     leaves[static_cast<size_t>(leaf.leaf)] = t.size(leaf.dim);
   }
+  for (const auto& [leaf, of] : step.computed) leaves[leaf] = value_or_differ(&aten::evaluate_whole, of, leaves);
   for (const Check& one : step.checks) {
     const Sizes::Condition& c = *one.condition;
     bool holds = false;
@@ -250,14 +270,18 @@ SizedProgram::State SizedProgram::run_steps(std::vector<at::Tensor> inputs, cons
         for (size_t i = 0; i < step.sizes.size(); ++i) {
           const SizeArg& a = step.sizes[i];
           if (a.item < 0) {
-            stack[a.arg] = stack[a.arg].isTensor() ? c10::IValue(aten::wrapped_number(value(a.size, leaves)))
-                                                   : value(a.size, leaves);
+            stack[a.arg] = std::visit(
+                [&](const auto& n) {
+                  const auto now = value(n, leaves);
+                  return stack[a.arg].isTensor() ? c10::IValue(aten::wrapped_number(now)) : c10::IValue(now);
+                },
+                a.number);
             continue;
           }
           const bool first = i == 0 || step.sizes[i - 1].arg != a.arg;
           c10::List<int64_t> list = stack[a.arg].toIntList();
           if (first) list = list.copy();  // the template's
-          list.set(static_cast<size_t>(a.item), value(a.size, leaves));
+          list.set(static_cast<size_t>(a.item), value(std::get<symbolic::Expr>(a.number), leaves));
           stack[a.arg] = std::move(list);
         }
         if (fakes)
@@ -284,7 +308,7 @@ SizedProgram::State SizedProgram::run_steps(std::vector<at::Tensor> inputs, cons
 
 std::vector<at::Tensor> SizedProgram::results(const State& state, Ints* sizes) const {
   sizes->clear();
-  for (const symbolic::Expr& e : sizes_) sizes->push_back(value(e, state.leaves));
+  for (const symbolic::Number& n : sizes_) sizes->push_back(bits(n, state.leaves));
   std::vector<at::Tensor> outputs;
   outputs.reserve(outputs_.size());
   for (Slot s : outputs_) outputs.push_back(s == kNoSlot ? at::Tensor() : state.tensors[s]);
@@ -315,7 +339,7 @@ bool SizedProgram::fits(const std::vector<at::Tensor>& inputs, const Ints& ints)
     for (const at::Tensor& t : inputs) fakes.push_back(aten::make_fake(t));
     size_t at = 0;
     const State state = run_steps(std::move(fakes), ints, last_asked_ + 1, &on_fakes, at);
-    for (const symbolic::Expr& e : sizes_) value(e, state.leaves);
+    for (const symbolic::Number& n : sizes_) bits(n, state.leaves);
     return true;
   } catch (const SizesDiffer&) {
     return false;

@@ -29,7 +29,8 @@ class SizedProgram {
   static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes,
                                                   const std::function<bool(const graph::Node&)>& changes = {});
   size_t num_inputs() const { return graph_->inputs().size(); }
-  /// What the program is given beside the graph's inputs: the ints of leaves without a value.
+  /// What the program is given beside the graph's inputs: the ints of leaves that are given. And what it delivers
+  /// beside the outputs: ints, and floats' bits.
   using Ints = std::vector<int64_t>;
   /// The graph's outputs; `sizes`: gets those of Sizes::outputs(). Throws SizesDiffer as soon as a condition fails:
   /// inputs, and gradients of leaves, may be written to by then; raised_before_writes() tells, after any exception.
@@ -52,7 +53,7 @@ class SizedProgram {
   struct SizeArg {
     size_t arg;
     int64_t item;
-    symbolic::Expr size;
+    symbolic::Number number;
   };
   struct LeafAt {
     Slot slot;
@@ -71,6 +72,7 @@ class SizedProgram {
     std::vector<SizeArg> sizes;
     std::vector<Slot> results, frees;
     std::vector<LeafAt> leaves;
+    std::vector<std::pair<size_t, symbolic::Real>> computed;  // leaves that are ints of floats
     std::vector<Check> checks;
   };
   /// How a run on fakes makes its calls.
@@ -90,13 +92,16 @@ class SizedProgram {
   std::vector<at::Tensor> results(const State& state, Ints* sizes) const;
   /// Values of leaves, those of ints filled in.
   std::vector<int64_t> first_leaves(const Ints& ints) const;
-  int64_t value(const symbolic::Expr& e, const std::vector<int64_t>& leaves) const;
+  /// Values, and a delivered number's bits. Throw SizesDiffer if there is none.
+  static int64_t value(const symbolic::Expr& e, const std::vector<int64_t>& leaves);
+  static double value(const symbolic::Real& r, const std::vector<int64_t>& leaves);
+  static int64_t bits(const symbolic::Number& n, const std::vector<int64_t>& leaves);
   /// Notes the sizes that are known after `step` and asks the conditions on them. False if one does not hold.
   bool check(const Step& step, const std::vector<at::Tensor>& tensors, std::vector<int64_t>& leaves) const;
 
   std::shared_ptr<const graph::Graph> graph_;
   std::vector<aten::Sizes::Condition> conditions_;
-  std::vector<symbolic::Expr> sizes_;            // delivered
+  std::vector<symbolic::Number> sizes_;          // delivered
   std::vector<std::pair<size_t, size_t>> ints_;  // leaf, number of the int
   size_t num_leaves_ = 0, num_slots_ = 0;
   std::vector<Step> steps_;

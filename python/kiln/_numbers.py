@@ -11,10 +11,11 @@ import re
 import torch
 
 from kiln import _C
-from kiln._sizes import Size
+from kiln._sizes import Real, Size
 
 # Magnitudes of ints up to which float64 is exact, and which int64 holds.
 EXACT, LARGEST = 2**53, 2**63 - 1
+LARGEST_SIZE = 2**48
 
 
 def is_number(o):
@@ -171,6 +172,8 @@ def sample(o):
         return o.sample
     if type(o) is Size:
         return 1
+    if type(o) is Real:
+        return 0.5
     if type(o) is tuple:
         return tuple([sample(x) for x in o])
     if o is None or type(o) in (str, int, float, bool):
@@ -282,15 +285,26 @@ def arithmetic(name, bound):
     return compute
 
 
+def known(other, number):
+    """An operand of `number`: an open size, or a float computed of such, is a number as well."""
+    if type(other) is Size:
+        return Number(torch.full((), other, dtype=torch.int64), number.sources, bound=LARGEST_SIZE)
+    if type(other) is Real:
+        return Number(torch.full((), other, dtype=torch.float64), number.sources)
+    return other
+
+
 def operators(compute):
     """A method for an operator and one for its reflected form, between numbers and constants; tensors never come here
     (see binary). For any other operand both answer as Python's protocol wants it: the other's class is asked."""
 
     def method(self, other, *modulo):
+        other = known(other, self)
         return compute(self, other, *modulo) if is_number(other) or is_constant(other) else NotImplemented
 
     def reflected(self, other, *modulo):
-        return compute(other, self, *modulo) if is_constant(other) else NotImplemented
+        other = known(other, self)
+        return compute(other, self, *modulo) if is_number(other) or is_constant(other) else NotImplemented
 
     return method, reflected
 
@@ -300,6 +314,7 @@ def comparison(name):
     function = getattr(operator, name)
 
     def method(self, other):
+        other = known(other, self)
         if not (is_number(other) or is_constant(other)):
             return NotImplemented
         if is_int(self) != is_int(other) and max([bound_of(o) for o in (self, other) if is_int(o)]) > EXACT:

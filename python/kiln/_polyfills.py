@@ -513,10 +513,12 @@ def copied_tensor(data, *, dtype=None, device=None, requires_grad=False, pin_mem
 
 
 def tensor_of_size(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
-    """torch.tensor and torch.as_tensor of a size that is left open."""
+    """torch.tensor and torch.as_tensor of a size that is left open, or of a float that is computed of such."""
     if requires_grad or pin_memory:
         _C.graph_break()
-    return torch.full((), data, dtype=torch.int64 if dtype is None else dtype, device=device)
+    if dtype is None:
+        dtype = torch.get_default_dtype() if isinstance(data, float) else torch.int64
+    return torch.full((), data, dtype=dtype, device=device)
 
 
 def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):

@@ -16,3 +16,13 @@ class Size(torch.SymInt):
         """C code that asks for an object's class, and calls it (groupby by type), means int."""
         _C.graph_break()
         raise TypeError("the class of open sizes makes none itself")
+
+
+class Real(torch.SymFloat):
+    """Stands for a float that is computed of such sizes (n / 2, math.sqrt(n)); its methods are in
+    csrc/python/capture/reals.cpp. What needs its value gets it, and the graph is for those sizes alone from then on."""
+
+    def __new__(cls, *args):
+        """As that of Size, of float."""
+        _C.graph_break()
+        raise TypeError("the class of floats of open sizes makes none itself")

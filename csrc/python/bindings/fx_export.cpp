@@ -24,6 +24,7 @@ using graph::Node;
 using graph::NodeKind;
 using graph::Value;
 using symbolic::Expr;
+using symbolic::Real;
 
 pb::object borrow(void* o) { return pb::reinterpret_borrow<pb::object>(static_cast<PyObject*>(o)); }
 
@@ -77,7 +78,8 @@ class Exporter {
     if (!targets_.empty() && s == "...") return pb::ellipsis();
     if (const auto target = target_of(s)) return argument(*target);
     const auto size = captured_ ? capture::size_index(s) : std::nullopt;
-    if (size && *size < captured_->torch_sizes.size()) return number(captured_->torch_sizes[*size]);
+    if (size && *size < captured_->torch_sizes.size())
+      return std::visit([&](const auto& n) { return number(n); }, captured_->torch_sizes[*size]);
     return pb::str(s);
   }
   /// An object as an argument of a node: the code that torch.fx writes has no text for it, so it is an attribute of the
@@ -267,10 +269,77 @@ class Exporter {
     throw InternalError("bad atom");
   }
 
+  /// A node that computes `r`, a plain float or int for what is none.
+  pb::object number(const Real& r) {
+    using Op = Real::Op;
+    const auto operand = [&](size_t i) { return number(r.operands().at(i)); };
+    const auto of_one = [&](const char* module, const char* function) {
+      return graph_.attr("call_function")(pb::module_::import(module).attr(function), pb::make_tuple(operand(0)));
+    };
+    const auto of_two = [&](const char* function) { return compute("operator", function, operand(0), operand(1)); };
+    pb::object node;
+    switch (r.op()) {
+      case Op::Constant:
+        return pb::float_(r.constant());
+      case Op::Integer:
+        return number(r.integer());
+      case Op::Neg:
+        node = of_one("operator", "neg");
+        break;
+      case Op::Abs:
+        node = of_one("operator", "abs");
+        break;
+      case Op::Add:
+        node = of_two("add");
+        break;
+      case Op::Sub:
+        node = of_two("sub");
+        break;
+      case Op::Mul:
+        node = of_two("mul");
+        break;
+      case Op::Div:
+        node = of_two("truediv");
+        break;
+      case Op::FloorDiv:
+        node = of_two("floordiv");
+        break;
+      case Op::Mod:
+        node = of_two("mod");
+        break;
+      case Op::Pow:
+        node = of_two("pow");
+        break;
+      case Op::Less:
+        return of_two("lt");
+      case Op::LessEqual:
+        return of_two("le");
+      case Op::Equal:
+        return of_two("eq");
+      case Op::Floor:
+        return of_one("math", "floor");
+      case Op::Ceil:
+        return of_one("math", "ceil");
+      case Op::Trunc:
+        return of_one("math", "trunc");
+      case Op::Round:
+        return of_one("builtins", "round");
+      case Op::Function:
+        node = of_one("math", std::string(r.function_name()).c_str());
+        break;
+    }
+    // pybind11's cast of a SymFloat is for PyTorch's own nodes alone.
+    const pb::object value =
+        pb::module_::import("torch").attr("SymFloat")(pb::cast(captured_->sizes->symfloat(r).toSymNodeImpl()));
+    for (const char* name : {"val", "example_value"}) node.attr("meta")[name] = value;
+    return node;
+  }
+
   /// The size of a value, if it is no placeholder of its own. Those of inputs that are not open are guarded.
   pb::object leaf(int id) {
     if (pb::object known = leaves_[id]) return known;
     const aten::Sizes::Leaf& leaf = captured_->sizes->leaves().at(static_cast<size_t>(id));
+    if (leaf.of) return leaves_[id] = with_size(number(*leaf.of), captured_->sizes->whole(*leaf.of));
     const Value v = captured_->torch_leaves.at(static_cast<size_t>(id));
     if (v.node->kind == NodeKind::Placeholder) return leaves_[id] = pb::int_(leaf.hint);
     return leaves_[id] = graph_.attr("call_method")("size", pb::make_tuple(value(v), leaf.dim));

@@ -370,9 +370,12 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
   }
-  if (count_of(nargsf, kwnames) == 1 && !kwnames && is_size(args[0])) {
-    if (t == &PyType_Type) return Py_NewRef(reinterpret_cast<PyObject*>(&PyLong_Type));
-    if (t == &PyLong_Type) return Py_NewRef(args[0]);
+  if (count_of(nargsf, kwnames) == 1 && !kwnames && is_open_number(args[0])) {
+    const bool whole = is_size(args[0]);
+    if (t == &PyType_Type) return Py_NewRef(reinterpret_cast<PyObject*>(whole ? &PyLong_Type : &PyFloat_Type));
+    if (t == (whole ? &PyLong_Type : &PyFloat_Type)) return Py_NewRef(args[0]);
+    if (t == &PyFloat_Type) return PyObject_CallMethod(args[0], "__sym_float__", nullptr);
+    if (t == &PyLong_Type) return PyObject_CallMethod(args[0], "__trunc__", nullptr);
   }
   const bool converts = count_of(nargsf, kwnames) == 1 && !kwnames && py::is_tensor(args[0]);
   if (converts && (t == &PyFloat_Type ? THPVariable_Unpack(args[0]).is_floating_point()
@@ -436,8 +439,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
   if (PyObject* text = text_of_call(callable, args, count_of(nargsf, kwnames), kwnames); text || PyErr_Occurred())
     return text;
+  if (PyObject* number = kwnames ? nullptr : call_on_reals(callable, args, n); number || PyErr_Occurred())
+    return number;
   const Policy policy = policy_of(callable);
-  if (policy == Policy::TensorData && !bound && n == 1 && is_size(args[0]) &&
+  if (policy == Policy::TensorData && !bound && n == 1 && is_open_number(args[0]) &&
       (is_named(callable, "tensor") || is_named(callable, "as_tensor"))) {
     static PyObject* const tensor_of_size = PyObject_GetAttrString(polyfills(), "tensor_of_size");
     return call(tensor_of_size, args, n, kwnames);

@@ -35,7 +35,7 @@ struct CaptureResult {
   std::shared_ptr<graph::Graph> traced;       // ATen ops above autograd; null if the region has no tensor op
   std::shared_ptr<graph::Graph> torch_level;  // the same program as the user wrote it, for fx
   std::vector<py::Ref> torch_targets;         // op "target::N" of torch_level calls torch_targets[N]
-  std::vector<symbolic::Expr> torch_sizes;    // argument "size::N" of torch_level is torch_sizes[N]
+  std::vector<symbolic::Number> torch_sizes;  // argument "size::N" of torch_level is torch_sizes[N]
   std::vector<graph::Value> torch_leaves;     // the values of sizes->leaves() in torch_level; none where it has none
   std::vector<GraphInput> inputs;             // one per placeholder of both graphs
   std::vector<py::Ref> example_inputs;        // the real tensors of this call, in the order of `inputs`

@@ -335,7 +335,7 @@ at::Tensor Machine::evaluate(Value value, NodeSet* nodes, Reach reach,
   // What comes out is a constant from now on; of inputs, conditions see to it.
   if (trace.sizes)
     for (const aten::Sizes::Argument& a : trace.sizes->arguments())
-      if (nodes->count(const_cast<Node*>(a.node))) trace.sizes->pin(a.size);
+      if (nodes->count(const_cast<Node*>(a.node))) trace.sizes->pin(a.number);
   return now.at(value);
 }
 

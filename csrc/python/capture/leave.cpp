@@ -287,8 +287,8 @@ RecipePtr Leaver::recipe(PyObject* o) {
   const Class c = m.classify(o);
   if (c == Class::Type && m.made_types.count(o)) throw NotRebuildable{"a class that the captured code made"};
   const bool slice = PySlice_Check(o) && !m.is_constant(o);  // of tensors
-  if (m.is_size(o)) {
-    RecipePtr r = make(Recipe::Kind::Size);
+  if (m.is_open_number(o)) {
+    RecipePtr r = make(m.is_size(o) ? Recipe::Kind::Size : Recipe::Kind::Real);
     r->index = m.output_of(o);
     return r;
   }

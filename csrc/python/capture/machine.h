@@ -305,7 +305,12 @@ class Machine {
   void close_sizes();
   /// Whether `o` is a kiln._sizes.Size.
   bool is_size(PyObject* o) const;
-  /// Whether there are any among `args`, also in tuples, lists and slices.
+  /// Whether it is that, or a kiln._sizes.Real, a float that is computed of sizes.
+  bool is_open_number(PyObject* o) const;
+  symbolic::Number open_number(PyObject* o) const;
+  /// A function of `math` of such; null without an error for others. reals.cpp
+  PyObject* call_on_reals(PyObject* callable, PyObject* const* args, size_t n);
+  /// Whether there are any open numbers among `args`, also in tuples, lists and slices.
   bool size_among(PyObject* const* args, size_t n) const;
   /// Whether PyTorch's function takes symbolic ints where this capture may give it some.
   bool takes_open_sizes(const char* name) const;
@@ -319,14 +324,11 @@ class Machine {
   PyObject* open_length(PyObject* o);
   /// The dimensions of an existing tensor whose sizes are open, as bits.
   uint64_t open_dims(const Known& k) const;
-  /// Has the size delivered when the graph has run; its number (aten::Sizes::outputs).
-  int64_t output_of(PyObject* size);
+  /// Has the open number delivered when the graph has run; its place (aten::Sizes::outputs).
+  int64_t output_of(PyObject* number);
   /// Whether the int `o` found at `source` is open: its value was needed where a number of the graph stood for it.
   bool opens_int(PyObject* o, const SourcePtr& source) const;
   PyObject* open_int(PyObject* o, const SourcePtr& source);
-  symbolic::Expr expr_of_size(PyObject* size) const;
-  /// A size in this call.
-  int64_t hint_of(PyObject* size) const;
   /// The answer to what asks a tensor for open sizes; null without an error if `target` is no such.
   PyObject* ask_size(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames);
   /// After a call that recorded the nodes behind the first `nodes_before` and gave `r` (null: raised): conditions on
@@ -608,7 +610,7 @@ class Machine {
   int torch_depth = 0;
   void mirror_node(graph::Node& traced);
   /// An argument of the torch-level graph that is an open size.
-  graph::Arg size_arg(const symbolic::Expr& e);
+  graph::Arg size_arg(const symbolic::Number& n);
   void finish_torch_sizes();
   /// Appends the node of a call that recorded something. False with an error set if its arguments fit no graph.
   bool record_torch_level(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames, PyObject* result);

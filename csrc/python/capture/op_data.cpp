@@ -24,7 +24,7 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
   for (size_t i = 0; i < n; ++i) {
     tensor |= py::is_tensor(args[i]);
     method |= m.classify(args[i]) == Class::Instance && Py_TYPE(args[i])->tp_flags & Py_TPFLAGS_HEAPTYPE &&
-              !m.is_size(args[i]);
+              !m.is_open_number(args[i]);
   }
   // PyTorch's bindings ask what is no int and no slice for its value.
   if (n == 2 && py::is_tensor(args[0]) && m.is_size(args[1]) && std::string_view(op) == "getitem" &&
@@ -39,8 +39,8 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
                                : (name == "add" || name == "iadd") && (m.is_text(args[0]) || m.is_text(args[1]))))
     if (PyObject* text = m.make_text(operator_object(name == "mod" ? "mod" : "add"), args, 2); text || PyErr_Occurred())
       return text;
-  const bool stores_size = n == 3 && m.is_size(args[2]);
-  if (tensor && (py::is_tensor(args[0]) || m.is_size(args[0])) && m.size_among(args, n) &&
+  const bool stores_size = n == 3 && m.is_open_number(args[2]);
+  if (tensor && (py::is_tensor(args[0]) || m.is_open_number(args[0])) && m.size_among(args, n) &&
       (stores_size || !m.takes_open_sizes(op)))
     return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });
   PyObject* const number = m.number_among(args, n);
@@ -193,7 +193,7 @@ Flow op_is_op(Exec& e, int arg) {
   const bool is = e.top(0) == e.top(1);
   // Numbers of two places may be one object, as small ints are.
   const auto numeric = [&](PyObject* o) {
-    return e.m.is_number(o) || e.m.is_size(o) || PyFloat_CheckExact(o) || PyLong_CheckExact(o);
+    return e.m.is_number(o) || e.m.is_open_number(o) || PyFloat_CheckExact(o) || PyLong_CheckExact(o);
   };
   if (!is && numeric(e.top(0)) && numeric(e.top(1))) {
     if (PyObject* number = e.m.number_among(&e.top(1), 2)) {

@@ -16,7 +16,8 @@ struct Recipe {
   enum class Kind : uint8_t {
     Source,     // read `source`
     Output,     // graph output `index` (a tensor)
-    Size,       // open size `index` (aten::Sizes::outputs), an int
+    Size,       // open number `index` (aten::Sizes::outputs), an int
+    Real,       // the same, a float
     Constant,   // `object` itself
     Null,       // the NULL that CPython pushes on its stack (PUSH_NULL)
     List,       // new list of `parts`

@@ -85,8 +85,8 @@ std::optional<size_t> target_index(std::string_view name) { return index_behind(
 
 std::optional<size_t> size_index(std::string_view name) { return index_behind(kSize, name); }
 
-graph::Arg Machine::size_arg(const symbolic::Expr& e) {
-  result.torch_sizes.push_back(e);
+graph::Arg Machine::size_arg(const symbolic::Number& n) {
+  result.torch_sizes.push_back(n);
   return graph::Arg(std::string(kSize) + std::to_string(result.torch_sizes.size() - 1));
 }
 
@@ -103,8 +103,9 @@ bool Machine::to_arg(PyObject* o, graph::Arg* out) {
   using graph::Arg;
   if (o == Py_None) {
     *out = Arg();
-  } else if (is_size(o)) {
-    *out = options.for_fx ? size_arg(expr_of_size(o)) : Arg(hint_of(o));
+  } else if (is_open_number(o)) {
+    const symbolic::Number n = open_number(o);
+    *out = options.for_fx ? size_arg(n) : aten::hint_arg(*trace.sizes, n);
   } else if (PyBool_Check(o)) {
     *out = Arg(o == Py_True);
   } else if (PyLong_Check(o)) {
@@ -242,9 +243,9 @@ void Machine::finish_torch_sizes() {
     if (!twin || twin.node->op != a.node->op) continue;
     graph::Arg& arg = twin.node->args.at(a.arg);
     if (a.item >= 0)
-      std::get<graph::Arg::List>(arg.data).at(static_cast<size_t>(a.item)) = size_arg(a.size);
+      std::get<graph::Arg::List>(arg.data).at(static_cast<size_t>(a.item)) = size_arg(a.number);
     else
-      arg = size_arg(a.size);
+      arg = size_arg(a.number);
   }
   // A size may be asked for before a write.
   for (const aten::Sizes::Leaf& leaf : trace.sizes->leaves()) {

@@ -5,6 +5,7 @@
 #include "aten/sizes.h"
 
 #include <torch/csrc/Size.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -12,6 +13,7 @@
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/capture/machine.h"
+#include "python/capture/sizes.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
 
@@ -19,17 +21,26 @@ namespace kiln::capture {
 
 using aten::Sizes;
 using symbolic::Expr;
+using symbolic::Real;
 
 namespace {
-PyTypeObject* size_type = nullptr;
+PyTypeObject* type_of_sizes = nullptr;
 Machine* capturing = nullptr;  // the capture whose sizes these are; under the GIL
 
 PyObject* node_name() {
   static PyObject* name = PyUnicode_InternFromString("node");
   return name;
 }
+}  // namespace
 
-/// The expression of a Size, or of an int; none for other objects.
+PyTypeObject* size_type() { return type_of_sizes; }
+Sizes* sizes_of_capture() { return capturing ? capturing->trace.sizes.get() : nullptr; }
+
+c10::SymNode node_of(PyObject* number) {
+  const py::Ref node = py::check(PyObject_GetAttr(number, node_name()));
+  return pybind11::handle(node.get()).cast<c10::SymNode>();
+}
+
 std::optional<Expr> expr_of(PyObject* o) {
   if (PyLong_Check(o)) {
     int overflow = 0;
@@ -38,44 +49,35 @@ std::optional<Expr> expr_of(PyObject* o) {
     if (overflow || n > kMost || n < -kMost) return std::nullopt;
     return Expr(static_cast<int64_t>(n));
   }
-  if (Py_TYPE(o) != size_type) return std::nullopt;
-  const py::Ref node = py::Ref::steal(PyObject_GetAttr(o, node_name()));
-  if (!node) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
-  const Expr* e = Sizes::expr_of(pybind11::handle(node.get()).cast<c10::SymNode>());
+  if (Py_TYPE(o) != type_of_sizes) return std::nullopt;
+  const Expr* e = Sizes::expr_of(node_of(o));
   return e ? std::optional(*e) : std::nullopt;
 }
 
-/// Of a Size.
-Expr known_expr_of(PyObject* size) {
-  const std::optional<Expr> e = expr_of(size);
-  KILN_CHECK(e, "a size without an expression");
-  return *e;
-}
-
-PyObject* make_size(const Expr& e) {
-  Machine& m = *capturing;
-  const c10::SymInt n = m.trace.sizes->symint(e);
-  if (!n.is_heap_allocated()) return PyLong_FromLongLong(n.expect_int());
-  const pybind11::object node = pybind11::cast(n.toSymNode());
-  PyObject* made = size_type->tp_alloc(size_type, 0);
+PyObject* made_with_node(PyTypeObject* type, const pybind11::object& node) {
+  PyObject* made = type->tp_alloc(type, 0);
   if (made && PyObject_SetAttr(made, node_name(), node.ptr()) < 0) Py_CLEAR(made);
   return made;
 }
 
-/// The number itself, from now on a condition. New reference.
-PyObject* pinned(PyObject* o) {
-  if (Py_TYPE(o) != size_type) return Py_NewRef(o);
-  const std::optional<Expr> e = capturing ? expr_of(o) : std::nullopt;
-  if (!e) {
-    PyErr_SetString(PyExc_RuntimeError, "a size of a program that is no longer captured");
-    return nullptr;
-  }
-  return PyLong_FromLongLong(capturing->trace.sizes->pin(*e));
+PyObject* make_size(const Expr& e) {
+  const c10::SymInt n = sizes_of_capture()->symint(e);
+  if (!n.is_heap_allocated()) return PyLong_FromLongLong(n.expect_int());
+  return made_with_node(type_of_sizes, pybind11::cast(n.toSymNode()));
 }
 
+PyObject* pinned(PyObject* o) {
+  if (Py_TYPE(o) != type_of_sizes && Py_TYPE(o) != real_type()) return Py_NewRef(o);
+  if (!capturing) {
+    PyErr_SetString(PyExc_RuntimeError, "a number of a program that is no longer captured");
+    return nullptr;
+  }
+  Sizes& sizes = *capturing->trace.sizes;
+  if (Py_TYPE(o) == type_of_sizes) return PyLong_FromLongLong(sizes.pin(expr_of(o).value()));
+  return PyFloat_FromDouble(sizes.pin(as_real(o).value()).value());
+}
+
+namespace {
 /// What the ints themselves give.
 PyObject* as_ints(PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*)) {
   const py::Ref x = py::Ref::steal(pinned(a)), y = x ? py::Ref::steal(pinned(b)) : py::Ref();
@@ -85,11 +87,23 @@ PyObject* as_ints(PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*)
 enum class Sign { Add, Sub, Mul, Div, Mod };
 template <Sign sign>
 PyObject* arithmetic(PyObject* a, PyObject* b) {
-  const auto is_int = [](PyObject* o) { return Py_TYPE(o) == size_type || PyLong_Check(o); };
+  constexpr auto f = sign == Sign::Add   ? &PyNumber_Add
+                     : sign == Sign::Sub ? &PyNumber_Subtract
+                     : sign == Sign::Mul ? &PyNumber_Multiply
+                     : sign == Sign::Div ? &PyNumber_FloorDivide
+                                         : &PyNumber_Remainder;
+  const auto is_int = [](PyObject* o) { return Py_TYPE(o) == type_of_sizes || PyLong_Check(o); };
   if (!is_int(a) || !is_int(b)) {
-    // A float's arithmetic needs the value; a tensor's or a list's is its own.
+    // A tensor's arithmetic, or a list's, is its own.
     if (!PyFloat_Check(a) && !PyFloat_Check(b)) Py_RETURN_NOTIMPLEMENTED;
-  } else if (const auto x = expr_of(a), y = expr_of(b); capturing && x && y) {
+    constexpr auto op = sign == Sign::Add   ? Real::Op::Add
+                        : sign == Sign::Sub ? Real::Op::Sub
+                        : sign == Sign::Mul ? Real::Op::Mul
+                        : sign == Sign::Div ? Real::Op::FloorDiv
+                                            : Real::Op::Mod;
+    return real_arithmetic(op, a, b, f);
+  }
+  if (const auto x = expr_of(a), y = expr_of(b); capturing && x && y) {
     std::optional<Expr> result;
     if constexpr (sign == Sign::Add) result = *x + *y;
     if constexpr (sign == Sign::Sub) result = *x - *y;
@@ -100,11 +114,6 @@ PyObject* arithmetic(PyObject* a, PyObject* b) {
     }
     if (result && capturing->trace.sizes->fits(*result)) return make_size(*result);
   }
-  constexpr auto f = sign == Sign::Add   ? &PyNumber_Add
-                     : sign == Sign::Sub ? &PyNumber_Subtract
-                     : sign == Sign::Mul ? &PyNumber_Multiply
-                     : sign == Sign::Div ? &PyNumber_FloorDivide
-                                         : &PyNumber_Remainder;
   return as_ints(a, b, f);
 }
 
@@ -114,10 +123,27 @@ PyObject* with_value(PyObject* a, PyObject* b) {
   if (!PyNumber_Check(b) || py::is_tensor(b)) Py_RETURN_NOTIMPLEMENTED;
   return as_ints(a, b, f);
 }
-PyObject* power(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
+PyObject* true_quotient(PyObject* a, PyObject* b) { return real_arithmetic(Real::Op::Div, a, b, &PyNumber_TrueDivide); }
+PyObject* power_of_values(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
+/// A small power of an int is a product; a negative one, or a float's, is a float's power.
+PyObject* power(PyObject* a, PyObject* b) {
+  constexpr int64_t kMostFactors = 4;
+  const auto base = expr_of(a);
+  const auto exponent = PyLong_CheckExact(b) ? expr_of(b) : std::nullopt;
+  if (capturing && base && exponent && exponent->constant() >= 0) {
+    if (exponent->constant() > kMostFactors) return as_ints(a, b, &power_of_values);
+    Expr product(1);
+    for (int64_t i = 0; i < exponent->constant(); ++i) product = product * *base;
+    return capturing->trace.sizes->fits(product) ? make_size(product) : as_ints(a, b, &power_of_values);
+  }
+  // Whether an int's power is an int depends on an open exponent's sign.
+  if (exponent || PyFloat_Check(a) || PyFloat_Check(b) || Py_TYPE(a) == real_type() || Py_TYPE(b) == real_type())
+    return real_arithmetic(Real::Op::Pow, a, b, &power_of_values);
+  return with_value<&power_of_values>(a, b);
+}
 /// pow() with a modulus, too.
 PyObject* power_of(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  if (n == 1) return with_value<&power>(self, args[0]);
+  if (n == 1) return power(self, args[0]);
   const py::Ref base = n == 2 ? py::Ref::steal(pinned(self)) : py::Ref();
   const py::Ref exponent = base ? py::Ref::steal(pinned(args[0])) : py::Ref();
   const py::Ref modulus = exponent ? py::Ref::steal(pinned(args[1])) : py::Ref();
@@ -147,11 +173,7 @@ PyObject* reflected(PyObject* self, PyObject* o) {
 template <int op>
 PyObject* compare(PyObject* self, PyObject* o) {
   const auto a = expr_of(self), b = expr_of(o);
-  if (!capturing || !a || !b) {
-    if (!PyLong_Check(o) && !PyFloat_Check(o)) Py_RETURN_NOTIMPLEMENTED;
-    const py::Ref n = py::Ref::steal(pinned(self));
-    return n ? PyObject_RichCompare(n.get(), o, op) : nullptr;
-  }
+  if (!capturing || !a || !b) return compare_reals(self, o, op);
   Sizes& sizes = *capturing->trace.sizes;
   const bool swap = op == Py_GT || op == Py_GE;
   const Expr difference = swap ? *b - *a : *a - *b;
@@ -166,7 +188,7 @@ PyObject* compare(PyObject* self, PyObject* o) {
 template <Expr (*f)(const Expr&, const Expr&)>
 PyObject* extreme(PyObject* self, PyObject* o) {
   const auto a = expr_of(self), b = expr_of(o);
-  if (!capturing || !a || !b) Py_RETURN_NOTIMPLEMENTED;
+  if (!capturing || !a || !b) return extreme_of_reals(self, o, f == &symbolic::min);
   const Expr result = f(*a, *b);
   return capturing->trace.sizes->fits(result) ? make_size(result)
                                               : PyLong_FromLongLong(capturing->trace.sizes->pin(result));
@@ -182,6 +204,11 @@ PyObject* negative(PyObject* self, PyObject*) {
   const auto e = expr_of(self);
   return capturing && e ? make_size(Expr(0) - *e)
                         : as_ints(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
+}
+/// float(size), and torch.sym_float().
+PyObject* to_float(PyObject* self, PyObject*) {
+  const auto r = as_real(self);
+  return capturing && r && capturing->trace.sizes->hint(*r) ? make_real(*r) : PyNumber_Float(self);
 }
 PyObject* absolute(PyObject* self, PyObject*) {
   const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
@@ -217,10 +244,10 @@ PyMethodDef methods[] = {
     KILN_BINARY("mul", arithmetic<Sign::Mul>),
     KILN_BINARY("floordiv", arithmetic<Sign::Div>),
     KILN_BINARY("mod", arithmetic<Sign::Mod>),
-    KILN_BINARY("truediv", with_value<&PyNumber_TrueDivide>),
+    KILN_BINARY("truediv", true_quotient),
     KILN_BINARY("divmod", with_value<&PyNumber_Divmod>),
     {"__pow__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&power_of)), METH_FASTCALL, nullptr},
-    {"__rpow__", &reflected<with_value<&power>>, METH_O, nullptr},
+    {"__rpow__", &reflected<power>, METH_O, nullptr},
     {"__getattr__", &attribute, METH_O, nullptr},
     KILN_BINARY("and", with_value<&PyNumber_And>),
     KILN_BINARY("or", with_value<&PyNumber_Or>),
@@ -242,6 +269,7 @@ PyMethodDef methods[] = {
     {"__trunc__", &same, METH_NOARGS, nullptr},
     {"__floor__", &same, METH_NOARGS, nullptr},
     {"__ceil__", &same, METH_NOARGS, nullptr},
+    {"__sym_float__", &to_float, METH_NOARGS, nullptr},
     {"__sym_min__", &extreme<&symbolic::min>, METH_O, nullptr},
     {"__sym_max__", &extreme<&symbolic::max>, METH_O, nullptr},
 };
@@ -298,7 +326,7 @@ std::string_view asked_name(PyObject* target, PyObject* const* args, size_t n) {
 }
 
 bool has_size(PyObject* o, int depth = 0) {
-  if (Py_TYPE(o) == size_type) return true;
+  if (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type()) return true;
   if (PySlice_Check(o)) {
     auto* s = reinterpret_cast<PySliceObject*>(o);
     return has_size(s->start) || has_size(s->stop) || has_size(s->step);
@@ -311,7 +339,7 @@ bool has_size(PyObject* o, int depth = 0) {
 
 /// `o` with the numbers in the places of sizes; `o` itself if there are none. New reference.
 PyObject* with_numbers(PyObject* o) {
-  if (Py_TYPE(o) == size_type) return pinned(o);
+  if (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type()) return pinned(o);
   if (!has_size(o)) return Py_NewRef(o);
   if (PySlice_Check(o)) {
     auto* s = reinterpret_cast<PySliceObject*>(o);
@@ -351,33 +379,53 @@ int count_slices(PyObject* index) {
 }
 }  // namespace
 
-void load_sizes() {
-  if (size_type) return;
-  const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
-  size_type = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
-  auto* type = reinterpret_cast<PyObject*>(size_type);
-  const auto add = [&](const char* name, PyObject* made) {
-    const py::Ref descr = py::check(made);
-    if (PyObject_SetAttrString(type, name, descr.get()) < 0) throw py::PythonError{};
-  };
-  for (PyMethodDef& def : methods) add(def.ml_name, PyDescr_NewMethod(size_type, &def));
-  for (PyMethodDef* def : {&m_hash, &m_str, &m_repr, &m_format, &m_float, &m_invert, &m_round, &m_reduce_ex})
-    add(def->ml_name, PyDescr_NewMethod(size_type, def));
+void add_members(PyTypeObject* type, const std::vector<PyMethodDef*>& methods,
+                 const std::vector<PyGetSetDef*>& getters) {
+  for (PyMethodDef* def : methods) {
+    const py::Ref descr = py::check(PyDescr_NewMethod(type, def));
+    if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(type), def->ml_name, descr.get()) < 0)
+      throw py::PythonError{};
+  }
   // By the dictionary: the type has a __class__ of its own, which an assignment would be for.
-  const py::Ref getter = py::check(PyDescr_NewGetSet(size_type, &class_getter));
-  if (PyDict_SetItemString(size_type->tp_dict, "__class__", getter.get()) < 0) throw py::PythonError{};
-  PyType_Modified(size_type);
+  for (PyGetSetDef* def : getters) {
+    const py::Ref getter = py::check(PyDescr_NewGetSet(type, def));
+    if (PyDict_SetItemString(type->tp_dict, def->name, getter.get()) < 0) throw py::PythonError{};
+  }
+  PyType_Modified(type);
+}
+
+void load_sizes() {
+  if (type_of_sizes) return;
+  const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
+  type_of_sizes = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
+  std::vector<PyMethodDef*> all;
+  for (PyMethodDef& def : methods) all.push_back(&def);
+  for (PyMethodDef* def : {&m_hash, &m_str, &m_repr, &m_format, &m_float, &m_invert, &m_round, &m_reduce_ex})
+    all.push_back(def);
+  add_members(type_of_sizes, all, {&class_getter});
+  load_reals(module.get());
 }
 
 void Machine::open_sizes() {
   trace.sizes = std::make_shared<Sizes>();
-  trace.size_behind = [](const at::Tensor& t) -> const Expr* {
+  trace.number_behind = [](const at::Tensor& t) -> std::optional<symbolic::Number> {
     pybind11::gil_scoped_acquire gil;
-    const py::Ref number = py::Ref::steal(THPVariable_Wrap(t));
-    const py::Ref size = py::Ref::steal(number ? PyObject_GetAttrString(number.get(), "_wrapped_number") : nullptr);
-    const py::Ref node = py::Ref::steal(size ? PyObject_GetAttr(size.get(), node_name()) : nullptr);
+    const py::Ref wrapped = py::Ref::steal(THPVariable_Wrap(t));
+    const py::Ref open = py::Ref::steal(wrapped ? PyObject_GetAttrString(wrapped.get(), "_wrapped_number") : nullptr);
+    const py::Ref node = py::Ref::steal(open ? PyObject_GetAttr(open.get(), node_name()) : nullptr);
     PyErr_Clear();
-    return node ? Sizes::expr_of(pybind11::handle(node.get()).cast<c10::SymNode>()) : nullptr;
+    if (!node) return std::nullopt;
+    const auto behind = pybind11::handle(node.get()).cast<c10::SymNode>();
+    if (const Expr* e = Sizes::expr_of(behind)) return *e;
+    const Real* r = Sizes::real_of(behind);
+    return r ? std::optional<symbolic::Number>(*r) : std::nullopt;
+  };
+  trace.unwrap = [](const c10::SymNode& n) {
+    const auto* wrapped = dynamic_cast<torch::impl::PythonSymNodeImpl*>(n.get());
+    if (!wrapped) return n;
+    pybind11::gil_scoped_acquire gil;
+    const pybind11::handle node = wrapped->getPyObj();
+    return pybind11::isinstance<c10::SymNodeImpl>(node) ? node.cast<c10::SymNode>() : n;
   };
   capturing = this;
 }
@@ -386,7 +434,11 @@ void Machine::close_sizes() {
   if (capturing == this) capturing = nullptr;
 }
 
-bool Machine::is_size(PyObject* o) const { return trace.sizes && Py_TYPE(o) == size_type; }
+bool Machine::is_size(PyObject* o) const { return trace.sizes && Py_TYPE(o) == type_of_sizes; }
+
+bool Machine::is_open_number(PyObject* o) const {
+  return trace.sizes && (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type());
+}
 
 void Machine::refuse_sizes(const char* why) {
   if (trace.sizes) trace.sizes->refuse(why);
@@ -423,7 +475,7 @@ graph::Value Machine::open_value(PyObject* o) {
   return trace.sizes->is_open(v) ? v : graph::Value();
 }
 
-int64_t Machine::output_of(PyObject* size) { return trace.sizes->add_output(known_expr_of(size)); }
+int64_t Machine::output_of(PyObject* number) { return trace.sizes->add_output(open_number(number)); }
 
 bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
   if (!trace.sizes || !options.open_ints || !options.changing_numbers || !PyLong_CheckExact(o) ||
@@ -444,9 +496,10 @@ PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
   return size ? size.new_ref() : nullptr;
 }
 
-symbolic::Expr Machine::expr_of_size(PyObject* size) const { return known_expr_of(size); }
-
-int64_t Machine::hint_of(PyObject* size) const { return trace.sizes->hint(known_expr_of(size)); }
+symbolic::Number Machine::open_number(PyObject* o) const {
+  if (is_size(o)) return expr_of(o).value();
+  return as_real(o).value();
+}
 
 uint64_t Machine::open_dims(const Known& k) const {
   if (!trace.sizes || k.kind != Known::Kind::Tensor || is_module_state(*k.source)) return 0;

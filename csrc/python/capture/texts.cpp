@@ -94,7 +94,7 @@ PyObject* Machine::text_of_call(PyObject* callable, PyObject* const* args, size_
   }
   const bool one = callable == reinterpret_cast<PyObject*>(&PyUnicode_Type) || callable == repr || callable == ascii;
   if (one ? n != 1 : callable != format || n > 2) return nullptr;
-  return is_number(args[0]) || is_text(args[0]) || is_size(args[0]) ? make_text(callable, args, n) : nullptr;
+  return is_number(args[0]) || is_text(args[0]) || is_open_number(args[0]) ? make_text(callable, args, n) : nullptr;
 }
 
 }  // namespace kiln::capture

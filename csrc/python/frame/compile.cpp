@@ -368,7 +368,8 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   entry->num_inputs = result.inputs.size();
   if (open) entry->num_ints = result.open_ints.size();
   if (result.sizes)
-    for (const symbolic::Expr& e : result.sizes->outputs()) entry->delivered_sizes.push_back(result.sizes->hint(e));
+    for (const symbolic::Number& n : result.sizes->outputs())
+      entry->delivered_sizes.push_back(result.sizes->hint_bits(n));
   entry->leave = std::move(leave);
   entry->continuation = continuation.code;
   if (result.traced) entry->num_outputs = result.traced->outputs().size();

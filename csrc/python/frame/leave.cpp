@@ -155,6 +155,9 @@ void LeaveProgram::make(const Step& s, const GraphOutputs& outputs, PyObject* co
     case Recipe::Kind::Size:
       out = check(PyLong_FromLongLong(outputs.sizes.at(static_cast<size_t>(s.index))));
       return;
+    case Recipe::Kind::Real:
+      out = check(PyFloat_FromDouble(std::bit_cast<double>(outputs.sizes.at(static_cast<size_t>(s.index)))));
+      return;
     case Recipe::Kind::Constant:
       out = s.object;
       return;

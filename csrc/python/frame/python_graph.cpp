@@ -54,7 +54,7 @@ void close(const CaptureResult& captured, graph::Arg& a) {
     for (graph::Arg& item : std::get<graph::Arg::List>(a.data)) close(captured, item);
   } else if (a.is<std::string>()) {
     if (const auto n = capture::size_index(a.as<std::string>()))
-      a = graph::Arg(captured.sizes->hint(captured.torch_sizes.at(*n)));
+      a = aten::hint_arg(*captured.sizes, captured.torch_sizes.at(*n));
   }
 }
 }  // namespace
@@ -65,9 +65,8 @@ std::string backend_refusal(const CaptureResult& captured) {
   if (!captured.torch_level) return "a call that no torch.fx graph has a node for";
   // Functions that are one node there ask for sizes of what they compute: these need none.
   std::string unknown;
-  for (const symbolic::Expr& e : captured.torch_sizes)
-    symbolic::for_each_var(e, [&](const symbolic::AtomNode& v) {
-      const auto leaf = static_cast<size_t>(v.id);
+  for (const symbolic::Number& n : captured.torch_sizes)
+    captured.sizes->for_each_leaf(n, [&](size_t leaf) {
       const graph::Value value = captured.sizes->leaves()[leaf].value;
       if (value && !captured.torch_leaves[leaf]) unknown = value.node->name;
     });

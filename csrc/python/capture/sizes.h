@@ -1,0 +1,44 @@
+#pragma once
+#include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <vector>
+
+#include "aten/sizes.h"
+#include "python/cpython/ref.h"
+
+// What sizes.cpp and reals.cpp, the two kinds of open numbers, have of each other.
+namespace kiln::capture {
+
+/// kiln._sizes.Size and kiln._sizes.Real; null before load_sizes().
+PyTypeObject* size_type();
+PyTypeObject* real_type();
+/// Of the capture whose numbers these are, under the GIL; null if there is none.
+aten::Sizes* sizes_of_capture();
+
+/// The expression of a Size, or of an int; none for other objects.
+std::optional<symbolic::Expr> expr_of(PyObject* o);
+/// What a Real is, or a Size, an int or a float as one; none for other objects.
+std::optional<symbolic::Real> as_real(PyObject* o);
+/// The object of such a class. New references; a plain int or float if it is one.
+PyObject* make_size(const symbolic::Expr& e);
+PyObject* make_real(const symbolic::Real& r);
+/// The number itself, from now on a condition; other objects as they are. New reference.
+PyObject* pinned(PyObject* o);
+
+/// Python's operator `op`, which `f` is, between two numbers of which one is open; NotImplemented for others.
+PyObject* real_arithmetic(symbolic::Real::Op op, PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*));
+/// The same of comparisons; `op`: Py_LT to Py_GE.
+PyObject* compare_reals(PyObject* a, PyObject* b, int op);
+
+/// torch.sym_min and torch.sym_max where one is a float: the result is.
+PyObject* extreme_of_reals(PyObject* a, PyObject* b, bool min);
+
+c10::SymNode node_of(PyObject* number);
+PyObject* made_with_node(PyTypeObject* type, const pybind11::object& node);
+void add_members(PyTypeObject* type, const std::vector<PyMethodDef*>& methods,
+                 const std::vector<PyGetSetDef*>& getters);
+void load_reals(PyObject* module);
+
+}  // namespace kiln::capture
