@@ -487,6 +487,43 @@ def test_deques_are_read_and_written():
         assert_same(compiled(X, collections.deque(items)), X * sum(items))
 
 
+def test_a_deque_that_is_only_appended_to_is_not_read():
+    def step(x, recent):
+        loss = x.square().mean()
+        recent.append(loss.item())
+        recent.append(x)
+        return x - loss
+
+    def push(x, first, second):
+        first.append(x)
+        second.append(x + 1)
+        return x * 2
+
+    def read(x, recent):
+        recent.append(x)
+        recent.appendleft(x * 2)
+        recent.append(x * 3)
+        return x * len(recent)
+
+    compiled = [kiln.compile(f, fullgraph=True) for f in (step, push, read)]
+    for maxlen in (None, 0, 3):
+        kept, wanted = collections.deque(maxlen=maxlen), collections.deque(maxlen=maxlen)
+        for i in range(5):
+            assert_same(compiled[0](X * i, kept), step(X * i, wanted))
+            assert_same(list(kept), list(wanted))
+    assert len(compiled[0]._entries) == 1
+    for one in (False, True, False):
+        kept, wanted = collections.deque(maxlen=3), collections.deque(maxlen=3)
+        others = (kept, wanted) if one else (collections.deque(), collections.deque())
+        for i in range(3):
+            assert_same(compiled[1](X * i, kept, others[0]), push(X * i, wanted, others[1]))
+            assert_same([list(kept), list(others[0])], [list(wanted), list(others[1])])
+    kept, wanted = collections.deque(maxlen=2), collections.deque(maxlen=2)
+    for i in range(4):
+        assert_same(compiled[2](X * i, kept), read(X * i, wanted))
+        assert_same(list(kept), list(wanted))
+
+
 def test_a_break_inside_a_profiler_label():
     class Holder:
         pass

@@ -684,12 +684,17 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   return graph_break("call-of-unknown-c-function", "a call of the C function " + describe(callable));
 }
 
-PyObject* Machine::append_unread(PyObject* callable, PyObject* list, PyObject* item) {
-  static PyObject* append = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append");
-  if (callable != append || !PyList_CheckExact(list)) return nullptr;
-  const Known* k = find(list);
-  if (!k || k->kind != Known::Kind::Shadow || k->active || PyList_Append(list, item) < 0) return nullptr;
-  Py_RETURN_NONE;
+PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObject* item) {
+  static PyObject* const to_list = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append");
+  static PyObject* const to_deque = PyObject_GetAttrString(names().deque, "append");
+  const bool deque = !PyList_CheckExact(container);
+  if (callable != (deque ? to_deque : to_list) || !may_stay_unread(container)) return nullptr;
+  Known* k = find(container);
+  if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
+  if (!deque) return PyList_Append(container, item) < 0 ? nullptr : Py_NewRef(Py_None);
+  // What a full deque drops is what the real one drops.
+  if (!k->appended) k->appended = py::check(PyList_New(0));
+  return PyList_Append(k->appended.get(), item) < 0 ? nullptr : PyObject_CallMethod(container, "append", "O", item);
 }
 
 void Machine::guard_identity(PyObject* real) {

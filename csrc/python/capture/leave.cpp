@@ -553,6 +553,12 @@ void Leaver::diff(Known& k) {
   PyObject** attributes = _PyObject_GetDictPtr(now);
   if (k.attributes || (attributes && *attributes && PyDict_GET_SIZE(*attributes))) diff_attributes(k);
   const bool deque = m.classify(now) == Class::Deque;
+  if (deque && !k.active && k.appended) {
+    RecipePtr value = make(Recipe::Kind::List);
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(k.appended.get()); ++j)
+      value->parts.push_back(recipe(PyList_GET_ITEM(k.appended.get(), j)));
+    return add(SideEffect::Kind::ExtendList, source(k.source), nullptr, value);
+  }
   const py::Ref items = deque ? py::Ref::steal(PySequence_List(now)) : py::Ref();
   if (deque) now = items.get();
   if (PyList_Check(now)) {

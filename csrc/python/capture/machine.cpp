@@ -325,7 +325,7 @@ bool Machine::place_root_arguments(Exec& e) {
     PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
     const SourcePtr source = child(guards::Source::Kind::Local, nullptr, name, i);
     // A list that is only appended to, or not at all looked at here, is not read: see op_load_fast.
-    const bool later = PyList_CheckExact(real) && !(py311::local_kind(code, i) & py311::KindCell);
+    const bool later = may_stay_unread(real) && !(py311::local_kind(code, i) & py311::KindCell);
     PyObject* v = later ? stand_in(real, source) : see(real, source);
     if (!v) return false;
     Py_XSETREF(e.local(i), v);

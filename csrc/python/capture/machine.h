@@ -66,6 +66,7 @@ struct Known {
   py::Ref real;
   py::Ref stand_in;                                      // equals `real` for Plain; Proxy: one of the dict's shadow
   py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
+  py::Ref appended;                                      // Shadow of a deque that nobody looked at: new items, a list
   py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
   std::vector<py::Ref> contents;                         // Shadow: shadows and tensors among its elements
@@ -124,6 +125,8 @@ class Machine {
   PyObject* see(PyObject* o, const SourcePtr& source);
   /// As see, without guards on `o` itself until observe() meets it. Constants are left to the caller.
   PyObject* stand_in(PyObject* o, const SourcePtr& source);
+  /// Whether `o` is a list or a deque: if it is only appended to, nobody looks at it.
+  bool may_stay_unread(PyObject* o) const;
   /// Takes the pending guard of an object that the program now looks at. False with an error set on failure.
   bool observe(PyObject* o) {
     auto it = index.find(o);
@@ -622,7 +625,7 @@ class Machine {
 
   /// list.append on an existing list that the program has not looked at: its length is no business of the graph's.
   /// Null without an error for any other call.
-  PyObject* append_unread(PyObject* callable, PyObject* list, PyObject* item);
+  PyObject* append_unread(PyObject* callable, PyObject* container, PyObject* item);
   bool unread = false;  // the list that is being loaded is only appended to
 
   // --- state ---

@@ -55,7 +55,7 @@ Flow unbound_cell(Exec& e, int arg) {
 Flow op_load_fast(Exec& e, int arg) {
   PyObject* o = e.local(arg);
   if (!o) return unbound_local(e, arg);
-  if (PyList_CheckExact(o)) {
+  if (e.m.may_stay_unread(o)) {
     const LoadedForAppend append(e);
     if (!e.m.observe(o)) return Flow::Error;
   }

@@ -54,7 +54,7 @@ struct SideEffect {
     SetItem,      // dict target[key] = value
     DelItem,      // dict
     ReplaceList,  // target[:] = value (a list recipe)
-    ExtendList,   // target.extend(value)
+    ExtendList,   // target.extend(value); of a list or a deque
     ReplaceDict,  // clear and refill in value's order
     ReplaceSet,
     ReplaceDeque,  // clear and refill from value, a list

@@ -354,10 +354,15 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   return Py_NewRef(o);
 }
 
+bool Machine::may_stay_unread(PyObject* o) const {
+  return PyList_CheckExact(o) || reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().deque;
+}
+
 bool Machine::activate(Known& k) {
   if (k.active) return true;
-  if (unread && k.kind == Known::Kind::Shadow && PyList_CheckExact(k.real.get())) {
-    guard(GK::Type, k.source, reinterpret_cast<PyObject*>(&PyList_Type), py311::type_version(&PyList_Type));
+  if (unread && k.kind == Known::Kind::Shadow && may_stay_unread(k.real.get())) {
+    PyTypeObject* const type = Py_TYPE(k.real.get());
+    guard(GK::Type, k.source, reinterpret_cast<PyObject*>(type), py311::type_version(type));
     return true;
   }
   k.active = true;

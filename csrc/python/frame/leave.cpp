@@ -290,6 +290,10 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
       must(PyList_SetSlice(target, 0, PyList_GET_SIZE(target), value));
       return;
     case SideEffect::Kind::ExtendList:
+      if (!PyList_Check(target)) {
+        const Ref done = check(PyObject_CallMethod(target, "extend", "O", value));
+        return;
+      }
       must(PyList_SetSlice(target, PyList_GET_SIZE(target), PyList_GET_SIZE(target), value));
       return;
     case SideEffect::Kind::ReplaceDict: {
