@@ -1,0 +1,71 @@
+#pragma once
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "python/capture/machine.h"
+
+// Leaving the captured region. recipes.cpp says how to make what is alive anew, leave.cpp what was written and what is
+// left over.
+namespace kiln::capture {
+
+/// Something alive that no recipe can make.
+struct NotRebuildable {
+  std::string what;
+};
+
+class Leaver {
+ public:
+  explicit Leaver(Machine& machine) : m(machine) {}
+
+  std::vector<at::Tensor> tensors;  // that leave the captured part
+
+  RecipePtr recipe(PyObject* o);
+  RecipePtr constant(PyObject* o) {
+    RecipePtr r = make(Recipe::Kind::Constant);
+    r->object = py::Ref::borrow(o);
+    return r;
+  }
+  RecipePtr source(const SourcePtr& s) {
+    RecipePtr r = make(Recipe::Kind::Source);
+    r->source = s;
+    return r;
+  }
+  RecipePtr contents(PyObject* container);
+  /// The cell object itself; null recipe kind Source for the root's free variables.
+  RecipePtr cell(PyObject* c);
+  void side_effects();
+  /// Guards that what was written is none of the other existing objects that were read: these had what they had before.
+  void keep_apart();
+  void add(SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value);
+  /// The effects that make a container what its shadow became.
+  void diff(Known& k);
+  void modes();
+
+ private:
+  static RecipePtr make(Recipe::Kind kind) {
+    auto r = std::make_shared<Recipe>();
+    r->kind = kind;
+    return r;
+  }
+  RecipePtr output(PyObject* tensor);
+  RecipePtr instance(PyObject* o);
+  std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...
+  RecipePtr by_reduce(PyObject* o);
+  RecipePtr begin(PyObject* o, Recipe::Kind kind) {
+    RecipePtr r = make(kind);
+    made_[o] = r;
+    return r;
+  }
+  void attributes(PyObject* o, Recipe& r);
+  void diff_dict(const Known& k);
+  void diff_attributes(const Known& k);
+
+  Machine& m;
+  std::unordered_map<PyObject*, RecipePtr> made_;
+  std::unordered_set<PyObject*> open_;
+  std::unordered_map<const c10::TensorImpl*, int64_t> outputs_;
+};
+
+}  // namespace kiln::capture
