@@ -582,6 +582,15 @@ TraceState::BackwardScope::~BackwardScope() {
   if (active) active->recorder().backward = before_;
 }
 
+namespace {
+/// What PyTorch's functionalization has no form for: what it says, and in the user's words.
+constexpr std::pair<std::string_view, const char*> kWithoutForm[] = {
+    {"as_strided() is non-compositional", "a write to an as_strided() view of a view"},
+    {"a tensor being mutated that has internal overlap", "a write to a view whose elements share memory (unfold)"},
+    {"view_as_real doesn't work on unresolved conjugated tensors", "a write to a lazy conjugate that is taken apart"},
+};
+}  // namespace
+
 Joint trace_joint(const Program& program, const std::vector<at::Tensor>& examples) {
   Tracer tracer(examples);
   const at::DisableRecordFunctionGuard not_profiled;  // it would look into tensors without data
@@ -594,12 +603,10 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
     return tracer.run(program);
   } catch (const aten::NeedsData& e) {
     throw Unsupported(std::string("the gradient needs data of the forward pass: ") + e.what());
-  } catch (const c10::Error& e) {
-    // What PyTorch's functionalization has no form for.
-    if (std::string_view(e.what_without_backtrace()).find("as_strided() is non-compositional") ==
-        std::string_view::npos)
-      throw;
-    throw Unsupported("a write to an as_strided() view of a view");
+  } catch (const std::exception& e) {  // a c10::Error, or one that came through a Python program
+    for (const auto& [text, cause] : kWithoutForm)
+      if (std::string_view(e.what()).find(text) != std::string_view::npos) throw Unsupported(cause);
+    throw;
   }
 }
 

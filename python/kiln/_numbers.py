@@ -134,8 +134,9 @@ class Number:
 
 
 class Text:
-    """Stands for a str that `function` makes of `args`, numbers and sizes of the graph among them. It is made when the
-    captured part is left, if anything is left that wants it; what needs it before ends the attempt."""
+    """Stands for a str that `function` makes of `args`, numbers and sizes of the graph among them, or for a number that
+    round() makes of one. It is made when the captured part is left, if anything is left that wants it; what needs it
+    before ends the attempt."""
 
     __slots__ = ("args", "function", "sample")
 
@@ -146,7 +147,7 @@ class Text:
 
     @property
     def __class__(self):  # isinstance(text, str)
-        return str
+        return type(self.sample)
 
 
 def need_text(self, *args):
@@ -156,6 +157,8 @@ def need_text(self, *args):
 for _name in (
     *("hash", "eq", "ne", "lt", "le", "gt", "ge", "bool", "len", "iter", "contains", "getitem"),
     *("add", "radd", "mul", "rmul", "mod", "rmod", "str", "repr", "format"),
+    *("sub", "rsub", "truediv", "rtruediv", "floordiv", "rfloordiv", "pow", "rpow", "divmod", "rdivmod"),
+    *("neg", "pos", "abs", "float", "int", "index", "round", "trunc", "floor", "ceil", "complex"),
     *("getattr", "copy", "deepcopy", "reduce_ex", "reduce"),
 ):
     setattr(Text, f"__{_name}__", need_text)

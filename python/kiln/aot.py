@@ -6,6 +6,7 @@ devices. The callable takes the graph's inputs as positional tensors, or as one 
 (it may then empty the list to free inputs early), and returns the graph's outputs as a tuple or list.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kiln import _C
-from kiln.exc import UserError
+from kiln.exc import Unsupported, UserError
 
 __all__ = [
     "aot_function",
@@ -220,7 +221,15 @@ def aot_module_simplified(
 
     if any(isinstance(v, torch.SymInt) for v in args):
         run = aot_function(functional, fw_compiler, bw_compiler, partition_fn, decompositions, inference_compiler)
-        return lambda *inputs: run(*state.tensors, *inputs)
+
+        def traced_when_it_comes(*inputs: Any) -> Any:
+            try:
+                return run(*state.tensors, *inputs)
+            except Unsupported as error:  # nothing has run yet
+                warnings.warn(f"kiln: {type(mod).__name__} runs in eager: {error}", stacklevel=2)
+                return mod(*inputs)
+
+        return traced_when_it_comes
     leaves, spec = pytree.tree_flatten(((*state.tensors, *args), {}))
     training = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in leaves)
     forward = fw_compiler if training or inference_compiler is None else inference_compiler

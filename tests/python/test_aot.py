@@ -159,3 +159,57 @@ assert len(p.events()) > 0
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "RecordFunction" not in done.stderr and "metadata" not in done.stderr, done.stderr
+
+
+def test_conjugates_that_are_resolved():
+    def resolved(z):
+        return z.conj().resolve_conj()
+
+    def written(z):
+        w = z.conj().resolve_conj()
+        z.zero_()
+        return w
+
+    for f in (resolved, written):
+        z, other = torch.tensor([1 + 2j, 3 - 1j]), torch.tensor([1 + 2j, 3 - 1j])
+        w = kiln.compile(f, backend="aot_eager")(z)
+        torch.testing.assert_close(w, f(other))
+        torch.testing.assert_close(z, other)
+        assert not w.is_conj() and w.data_ptr() != z.data_ptr()
+
+
+def transposed_in_place(x):
+    return x.t_()
+
+
+def written_through_unfold(x):
+    w = x.view(-1).unfold(0, 2, 1)
+    w[0] = 1
+    return w.clone()
+
+
+def narrow_float(x):
+    return x.to(torch.float8_e4m3fn).float()
+
+
+def written_part(x):
+    total = torch.zeros(4, 2)
+    for j in range(2):
+        total[:, j] += torch.bincount(x.view(-1).long(), minlength=4)
+    return total
+
+
+@pytest.mark.parametrize("f", [transposed_in_place, written_through_unfold, narrow_float, written_part])
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}])
+def test_what_has_no_functional_form_runs_as_it_is(f, options):
+    x, other = torch.ones(2, 3), torch.ones(2, 3)
+    compiled = kiln.compile(f, backend="aot_eager", **options)
+    with pytest.warns(UserWarning, match="runs in eager"):
+        torch.testing.assert_close(compiled(x), f(other))
+    torch.testing.assert_close(x, other)
+
+
+def test_writes_through_unfold_are_no_internal_error():
+    with pytest.warns(UserWarning, match="elements share memory"):
+        found = kiln.compile(written_through_unfold)(torch.zeros(4))
+    torch.testing.assert_close(found, written_through_unfold(torch.zeros(4)))

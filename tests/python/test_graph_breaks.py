@@ -444,3 +444,77 @@ def test_a_loop_that_breaks_and_appends_is_compiled_once():
     assert_same(kept, [torch.full((2,), float(i + 1)) for i in range(12)])
     assert len(compiled._entries) == 1
     check(appends, torch.ones(2), [torch.ones(1)])
+
+
+def numbers_while_busy(state):
+    state["busy"] = True
+    try:
+        yield from range(4)
+    finally:
+        state["busy"] = False
+
+
+def shifted_without_gradients(x):
+    with torch.no_grad():
+        for i in range(4):
+            yield x + i
+
+
+class AddsAtItsEnd:
+    def __init__(self, x):
+        self.x = x
+
+    def __del__(self):
+        self.x.add_(100)
+
+
+def next_of(x, state):
+    i = next(i for i in numbers_while_busy(state) if (x + i).sum() > 3)
+    return (x - 100 if state["busy"] else x * 2), i
+
+
+def any_of(x, state):
+    found = any((x + i).sum() > 3 for i in numbers_while_busy(state))
+    return (x - 100 if state["busy"] else x * 2), found
+
+
+def left_by_break(x, state):
+    for i in numbers_while_busy(state):
+        if (x + i).sum() > 3:
+            break
+    return x - 100 if state["busy"] else x * (i + 2)
+
+
+def left_in_no_grad(x, state):
+    weight = torch.ones(3, requires_grad=True)
+    for v in shifted_without_gradients(x):
+        if v.sum() > 3:
+            break
+    return (weight * v).requires_grad
+
+
+def deleted(x, state):
+    for v in [AddsAtItsEnd(x)]:
+        if x.sum() > 1:
+            break
+    del v
+    return x * 1
+
+
+def bound_anew(x, state):
+    v = AddsAtItsEnd(x)
+    if x.sum() > 1:
+        v = None
+    return x * 1, v
+
+
+@pytest.mark.parametrize("f", [next_of, any_of, left_by_break, left_in_no_grad, deleted, bound_anew])
+@pytest.mark.parametrize("backend", ["kiln", "eager"])
+def test_what_is_let_go_behind_a_break_ends_there(f, backend):
+    compiled = kiln.compile(f, backend=backend)
+    for _ in range(3):
+        given, wanted, states = torch.ones(3), torch.ones(3), ({}, {})
+        expected = f(wanted, states[1])
+        assert_same(compiled(given, states[0]), expected)
+        assert_same(given, wanted)
+        assert states[0] == states[1]

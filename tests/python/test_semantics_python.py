@@ -825,3 +825,68 @@ def test_getters_of_the_module_operator():
         return get((y, x, y * 2))
 
     check(over_a_break, x)
+
+
+class TwoArguments(Exception):
+    """Cannot be made of its `args`."""
+
+    def __init__(self, message, tensor):
+        super().__init__(message)
+        self.tensor = tensor
+
+
+@kiln.disable(recursive=False)
+def raises_outside(x):
+    raise TwoArguments("outside", x * 2)
+
+
+def raised_from(x):
+    try:
+        raise TwoArguments("negative", x.sum())
+    except TwoArguments as e:
+        raise RuntimeError("wrapped") from e
+
+
+def raised_while_handled(x):
+    try:
+        raise TwoArguments("negative", x.sum())
+    except TwoArguments:
+        x.mul_(2)
+        raise LookupError from None
+
+
+def grouped(x):
+    try:
+        raise ExceptionGroup("group", [ValueError("v"), TwoArguments("a", x)])
+    except* ValueError:
+        x.add_(1)
+
+
+@pytest.mark.filterwarnings("ignore:.*a graph break while an exception is being handled")
+@pytest.mark.parametrize("f", [raised_from, raised_while_handled, grouped, lambda x: raises_outside(x)])
+def test_exceptions_whose_class_wants_other_arguments(f):
+    """super().__init__ on the stack of a frame that goes on is that of the base."""
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        given, wanted = torch.ones(2), torch.ones(2)
+        with pytest.raises(Exception) as expected:
+            f(wanted)
+        with pytest.raises(type(expected.value)) as raised:
+            compiled(given)
+        assert repr(raised.value) == repr(expected.value)
+        assert_same(getattr(raised.value, "tensor", None), getattr(expected.value, "tensor", None))
+        assert_same(given, wanted)
+
+
+def test_methods_of_a_base_behind_a_break():
+    class Items(list):
+        def append(self, item):
+            super().append(item if item.sum() > 0 else -item)
+
+    def f(x):
+        items = Items()
+        items.append(x)
+        items.append(-x)
+        return list(items), len(items)
+
+    assert_same(kiln.compile(f)(torch.ones(2)), f(torch.ones(2)))

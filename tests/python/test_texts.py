@@ -5,6 +5,7 @@ import torch
 
 import kiln
 from helpers import breaks
+from kiln.testing import assert_same
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
 COUNTS = [torch.tensor([True] * n + [False] * (9 - n)) for n in (1, 4, 7, 2, 9, 0)]
@@ -183,3 +184,30 @@ def test_attributes_and_resume_functions():
     for k in range(4):
         assert torch.equal(compiled(X + k, a), f(X + k, b))
         assert vars(a) == vars(b)
+
+
+def test_rounded_to_digits():
+    """As metrics are logged."""
+
+    def f(x, log):
+        loss = x.square().mean().item()
+        log["loss"] = round(loss, 4)
+        share = round(100 * loss / 3, 1)
+        return x + 1, share, f"{share}%", isinstance(share, float), round(x.sum().long().item(), -1)
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for i in range(4):
+        x, given, wanted = torch.tensor([0.12345 * i, 2.0]), {"loss": 0.0}, {"loss": 0.0}
+        assert_same(compiled(x, given), f(x, wanted))
+        assert given == wanted and type(given["loss"]) is float
+    assert len(compiled._entries) == 1
+
+
+def test_rounded_numbers_that_are_needed():
+    def f(x):
+        share = round(x.mean().item(), 2)
+        return x * 2 if share > 0.5 else x, share + 1, max(share, 1.0)
+
+    compiled = kiln.compile(f)
+    for i in range(4):
+        assert_same(compiled(torch.full((3,), 0.3 * i)), f(torch.full((3,), 0.3 * i)))

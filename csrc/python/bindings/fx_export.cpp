@@ -386,6 +386,13 @@ class Exporter {
 
   void placeholder(const Node& n) { create("placeholder", pb::str(n.name), pb::tuple(), pb::dict(), n); }
 
+  /// The operator of a node. Where a functional graph has a lazy conjugate, it means its numbers: whether the tensor is
+  /// one afterwards is none of the graph's business.
+  std::string operator_name(const Node& n) const {
+    static const graph::Op kLazy("aten::_conj");
+    return !modes_ && n.op == kLazy ? "aten::_conj_physical" : n.op.name();
+  }
+
   static pb::object aten_overload(const std::string& name) {
     const size_t colons = name.find("::"), dot = name.find('.', colons);
     pb::object found = pb::module_::import("torch").attr("ops").attr(name.substr(0, colons).c_str());
@@ -495,7 +502,7 @@ class Exporter {
         args.append(object(n.args[i]));
       }
     }
-    create("call_function", aten_overload(n.op.name()), pb::tuple(args), kwargs, n);
+    create("call_function", aten_overload(operator_name(n)), pb::tuple(args), kwargs, n);
   }
 
   const Graph& g_;

@@ -105,6 +105,7 @@ struct CaptureOptions {
   /// (sources as text, dimensions as bits); or All. Never those of mark_static().
   enum class OpenSizes : uint8_t { None, Some, All } open_sizes = OpenSizes::None;
   const std::unordered_map<std::string, uint64_t>* changing_sizes = nullptr;
+  bool resumes = false;    // a resume function: its frame alone may hold what its variables and stack refer to
   bool open_ints = false;  // so are ints of `changing_numbers` whose values are needed
 };
 

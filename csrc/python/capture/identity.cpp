@@ -233,6 +233,45 @@ void Machine::remember_finalizer(PyObject* made) {
   if (del && PyFunction_Check(del) && !find(made)) finalizable.emplace(made, root_instruction);
 }
 
+namespace {
+/// Through iterators and what they iterate over.
+bool runs_code_at_its_end(PyObject* o, int depth) {
+  static PyObject* name = PyUnicode_InternFromString("__del__");
+  PyTypeObject* t = Py_TYPE(o);
+  if (PyGen_Check(o) || PyCoro_CheckExact(o) || PyAsyncGen_CheckExact(o))
+    return reinterpret_cast<PyGenObject*>(o)->gi_frame_state == py311::Suspended;
+  const bool in_python = (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
+  if (in_python && t->tp_finalize && _PyType_Lookup(t, name)) return true;
+  constexpr int kDeepest = 4;
+  const bool container = depth > 0 && (PyList_CheckExact(o) || PyTuple_CheckExact(o) || PyDict_CheckExact(o));
+  if (depth == kDeepest || !t->tp_traverse || !(container || (!in_python && t->tp_iternext))) return false;
+  struct Visit {
+    int depth, left;  // no more than so many objects are looked at
+    bool found;
+  } visit{depth + 1, 64, false};
+  t->tp_traverse(
+      o,
+      [](PyObject* part, void* arg) {
+        auto* v = static_cast<Visit*>(arg);
+        v->found = v->found || runs_code_at_its_end(part, v->depth);
+        return v->found || --v->left == 0 ? 1 : 0;
+      },
+      &visit);
+  return visit.found;
+}
+}  // namespace
+
+bool Machine::ends_something(PyObject* o) {
+  if (!options.resumes || !o) return false;
+  const Known* k = find(o);
+  return k && k->kind == Known::Kind::Plain && runs_code_at_its_end(k->real.get(), 0);
+}
+
+bool Machine::break_before_end() {
+  graph_break("object-with-finalizer", "an object is let go whose end runs code: a generator, or one with a __del__");
+  return false;
+}
+
 bool Machine::skips_finalizer(py311::Frame* frame) {
   PyCodeObject* code = frame->f_code;
   if (code->co_argcount != 1 || PyUnicode_CompareWithASCIIString(code->co_name, "__del__") != 0) return false;

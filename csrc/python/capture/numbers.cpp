@@ -49,7 +49,10 @@ void load_numbers() {
 bool Machine::is_number(PyObject* o) const { return has_numbers && Py_TYPE(o) == number_type(); }
 
 PyObject* Machine::class_of_number(PyObject* number) {
-  if (Py_TYPE(number) == text_type()) return reinterpret_cast<PyObject*>(&PyUnicode_Type);
+  if (Py_TYPE(number) == text_type()) {
+    const py::Ref sample = py::check(PyObject_GetAttrString(number, "sample"));
+    return reinterpret_cast<PyObject*>(Py_TYPE(sample.get()));
+  }
   const py::Ref bound = py::check(PyObject_GetAttrString(number, "bound"));
   return reinterpret_cast<PyObject*>(bound.get() == Py_None ? &PyFloat_Type : &PyLong_Type);
 }

@@ -223,6 +223,27 @@ RecipePtr Leaver::contents(PyObject* o) {
   throw NotRebuildable{Py_TYPE(o)->tp_name};
 }
 
+namespace {
+/// The class's descriptor that the bound C method `o` is of, if there is one. getattr might come to another: that of a
+/// derived class (super().__init__), or a __getattribute__ in Python, the very one that is captured here.
+PyObject* descriptor_behind(PyObject* o, PyObject* self, PyObject* name) {
+  struct MethodWrapper {  // CPython 3.11's private wrapperobject
+    PyObject_HEAD PyObject* descriptor;
+    PyObject* self;
+  };
+  if (Py_TYPE(o) == &_PyMethodWrapper_Type) return reinterpret_cast<MethodWrapper*>(o)->descriptor;
+  if (PyType_Check(self)) return nullptr;
+  PyObject* mro = Py_TYPE(self)->tp_mro;
+  for (Py_ssize_t i = 0; mro && i < PyTuple_GET_SIZE(mro); ++i) {
+    PyObject* d = PyDict_GetItem(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i))->tp_dict, name);
+    if (d && Py_TYPE(d) == &PyMethodDescr_Type &&
+        reinterpret_cast<PyMethodDescrObject*>(d)->d_method == reinterpret_cast<PyCFunctionObject*>(o)->m_ml)
+      return d;
+  }
+  return nullptr;
+}
+}  // namespace
+
 RecipePtr Leaver::recipe(PyObject* o) {
   if (!o) return make(Recipe::Kind::Null);
   const Class c = m.classify(o);
@@ -361,10 +382,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
       return constant(o);
     }
     RecipePtr r = make(Recipe::Kind::Call);
-    // By the class's descriptor where there is one: getattr might come to a __getattribute__ in Python, the very one
-    // that is captured here.
-    PyObject* d = PyType_Check(self.get()) ? nullptr : _PyType_Lookup(Py_TYPE(self.get()), name.get());
-    if (d && (Py_TYPE(d) == &PyMethodDescr_Type || Py_TYPE(d) == &PyWrapperDescr_Type)) {
+    if (PyObject* d = descriptor_behind(o, self.get(), name.get())) {
       r->object = py::Ref::steal(PyObject_GetAttrString(d, "__get__"));
       r->parts = {recipe(self.get())};
     } else {

@@ -79,6 +79,8 @@ PyObject* Machine::text_of_call(PyObject* callable, PyObject* const* args, size_
   if (!makes_texts() || kwnames || n == 0) return nullptr;
   const auto builtin = [](const char* name) { return PyDict_GetItemString(PyEval_GetBuiltins(), name); };
   static PyObject *const repr = builtin("repr"), *const ascii = builtin("ascii"), *const format = builtin("format");
+  static PyObject* const round = builtin("round");
+  if (callable == round && n == 2 && is_number(args[0])) return make_text(callable, args, n);
   const std::string_view name = name_of(callable);
   if (name == "format" || name == "join") {
     // A method of a str, bound or not.

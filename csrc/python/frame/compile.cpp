@@ -305,6 +305,8 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     // An fx graph has ints as they are, and floats as constants.
     options.floats_change = !config.backend && pass_enabled("capture.changing_floats");
     options.open_ints = pass_enabled("capture.changing_ints");
+    const CodeInfo* info = code_info(code);
+    options.resumes = info && info->resume;
     options.ints_change = !config.backend && options.open_ints;
     options.constant_numbers = cache.constant_numbers;
     options.item_numbers = !config.backend && pass_enabled("capture.item_numbers");

@@ -271,7 +271,7 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
       return run_plainly(tstate, frame, 0);
     }
   }
-  return run_entry(target, std::move(entry), call, values, owned);
+  return run_entry(target, std::move(entry), call, values, owned, frame);
 }
 
 /// The module whose method the frame is of, else null.
@@ -297,6 +297,7 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
   try {
     if (const Target* wanted = pending().target; wanted && wanted->code == code && starts_here(frame)) {
       pending().target = nullptr;
+      if (wanted->held) wanted->held->clear();
       return run_frame(tstate, frame, *wanted);
     }
     if (throw_flag || !starts_here(frame) || !(code->co_flags & CO_OPTIMIZED) ||
@@ -375,7 +376,7 @@ EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<
 }
 
 PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_call, std::vector<PyObject*>& values,
-                    guards::Owned& owned) {
+                    guards::Owned& owned, py311::Frame* frame) {
   if (!entry->continuation) {
     try {
       if (entry->leave->single_output() >= 0) {
@@ -430,6 +431,10 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     if (!take_resume_call(result.get(), &next)) return result.release();
     result = py::Ref();
     state = py::Ref();
+    // What the next part has no use for dies before it runs, as in eager.
+    if (CodeInfo* own = frame ? code_info(target.code) : nullptr; own && own->resume)
+      for (int i = 0; i < count; ++i) Py_CLEAR(frame->localsplus[i]);
+    frame = nullptr;
     resume = std::move(next);
     locals.clear();
     for (const py::Ref& a : resume.args) locals.push_back(a.get());
@@ -442,6 +447,7 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     if (entry) continue;
     const py::Ref resumed = function_for(target, resume.code.get());
     const auto invoke = [&] { return PyObject_Vectorcall(resumed.get(), locals.data(), locals.size(), nullptr); };
+    target.held = &resume.args;
     return compile_and_run(target, invoke);
   }
 }

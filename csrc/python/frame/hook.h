@@ -17,15 +17,18 @@ struct Target {
   /// On whose behalf the code runs, for the recompile limit: one code may serve many compiled callables (closures of
   /// one function, resume functions) and many modules. The compiled callable, or else the module whose method this is.
   const void* owner = nullptr;
+  /// What its caller holds for its frame, which has references of its own: to be let go when it begins.
+  std::vector<py::Ref>* held = nullptr;
 };
 
 /// The entry of `target` whose guards hold for `call`, with what it delivers; null if there is none.
 EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<PyObject*>& values,
                     guards::Owned& owned);
 /// Runs a found entry, and what follows it up to the frame's end: the breaking instruction, resume functions. A new
-/// reference, or null with a Python exception set.
+/// reference, or null with a Python exception set. `frame`: whose locals `call` has, if it is there; those of a resume
+/// function are let go when the next one begins.
 PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& call, std::vector<PyObject*>& values,
-                    guards::Owned& owned);
+                    guards::Owned& owned, _PyInterpreterFrame* frame = nullptr);
 /// Lets `invoke` make the Python call whose frame is `target`'s, captures that frame, and runs what was compiled, or
 /// runs the frame as it is if it cannot be compiled.
 PyObject* compile_and_run(const Target& target, const std::function<PyObject*()>& invoke);
