@@ -261,13 +261,10 @@ bool runs_code_at_its_end(PyObject* o, int depth) {
 }
 }  // namespace
 
-bool Machine::ends_something(PyObject* o) {
-  if (!options.resumes || !o) return false;
+bool Machine::may_let_go(PyObject* o) {
+  if (!options.resumes || !o) return true;
   const Known* k = find(o);
-  return k && k->kind == Known::Kind::Plain && runs_code_at_its_end(k->real.get(), 0);
-}
-
-bool Machine::break_before_end() {
+  if (!k || k->kind != Known::Kind::Plain || !runs_code_at_its_end(k->real.get(), 0)) return true;
   graph_break("object-with-finalizer", "an object is let go whose end runs code: a generator, or one with a __del__");
   return false;
 }

@@ -291,11 +291,9 @@ class Machine {
   enum class PeerCode : uint8_t { None, Wrapper, StepWrapper, Marker, Polyfill, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
-  /// Whether code runs when a resume function's frame lets `o` go: a generator is closed, a __del__ is called. That has
-  /// to happen there and then. identity.cpp
-  bool ends_something(PyObject* o);
-  /// Breaks the graph before it does. False.
-  bool break_before_end();
+  /// Where a resume function's frame lets `o` go: false, and a break, if code runs then (a generator is closed, a
+  /// __del__ is called), which has to happen there. identity.cpp
+  bool may_let_go(PyObject* o);
   // loads.cpp
   PyObject* call_loader(py311::Frame* frame);
   /// Whether `function`, which is about to be called, behaves otherwise under vmap once the missing loader has run.

@@ -9,7 +9,7 @@ Flow op_nop(Exec&, int) { return Flow::Next; }
 Flow op_resume(Exec&, int) { return Flow::Next; }
 
 Flow op_pop_top(Exec& e, int) {
-  if (e.root && e.m.ends_something(e.top(0))) return e.m.break_before_end() ? Flow::Next : Flow::Error;
+  if (e.root && !e.m.may_let_go(e.top(0))) return Flow::Error;
   Py_DECREF(e.pop());
   return Flow::Next;
 }
@@ -65,21 +65,18 @@ Flow op_load_fast(Exec& e, int arg) {
 }
 
 Flow op_store_fast(Exec& e, int arg) {
-  if (e.root && e.m.ends_something(e.local(arg))) return e.m.break_before_end() ? Flow::Next : Flow::Error;
+  if (e.root && !e.m.may_let_go(e.local(arg))) return Flow::Error;
   PyObject* old = std::exchange(e.local(arg), e.pop());
   Py_XDECREF(old);
   return Flow::Next;
 }
 
 Flow op_delete_fast(Exec& e, int arg) {
-  PyObject* old = std::exchange(e.local(arg), nullptr);
-  if (!old) return unbound_local(e, arg);
-  // The prologue of a resume function only moves it to the stack.
-  if (e.root && *py311::local_name(e.code, arg) != '.' && e.m.ends_something(old)) {
-    e.local(arg) = old;
-    return e.m.break_before_end() ? Flow::Next : Flow::Error;
-  }
-  Py_DECREF(old);
+  if (!e.local(arg)) return unbound_local(e, arg);
+  // The prologue of a resume function only moves what its arguments have to the stack.
+  const bool moved = *py311::local_name(e.code, arg) == '.';
+  if (e.root && !moved && !e.m.may_let_go(e.local(arg))) return Flow::Error;
+  Py_CLEAR(e.local(arg));
   return Flow::Next;
 }
 

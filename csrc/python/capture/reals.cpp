@@ -25,13 +25,6 @@ bool fits(const Real& r) {
   return sizes_of_capture() && r.num_nodes() < kMostNodes && sizes_of_capture()->hint(r);
 }
 
-/// What the numbers themselves give.
-PyObject* on_numbers(PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*)) {
-  const py::Ref x = py::Ref::steal(pinned(a)), y = x ? py::Ref::steal(pinned(b)) : py::Ref();
-  return y ? f(x.get(), y.get()) : nullptr;
-}
-PyObject* power(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
-
 template <Op op>
 constexpr auto kFunctionOf = op == Op::Add        ? &PyNumber_Add
                              : op == Op::Sub      ? &PyNumber_Subtract
@@ -39,7 +32,7 @@ constexpr auto kFunctionOf = op == Op::Add        ? &PyNumber_Add
                              : op == Op::Div      ? &PyNumber_TrueDivide
                              : op == Op::FloorDiv ? &PyNumber_FloorDivide
                              : op == Op::Mod      ? &PyNumber_Remainder
-                                                  : &power;
+                                                  : &power_of_numbers;
 
 template <Op op>
 PyObject* forward(PyObject* self, PyObject* o) {
@@ -104,16 +97,9 @@ PyObject* extreme(PyObject* self, PyObject* o) {
   return extreme_of_reals(self, o, min);
 }
 
-/// A method of the float.
-template <const char* const& name>
-PyObject* of_value(PyObject* self, PyObject* args) {
-  const py::Ref x = py::Ref::steal(pinned(self));
-  const py::Ref method = x ? py::Ref::steal(PyObject_GetAttrString(x.get(), name)) : py::Ref();
-  return method ? PyObject_CallObject(method.get(), args) : nullptr;
-}
 #define KILN_OF_VALUE(id, name)    \
   const char* const k_##id = name; \
-  PyMethodDef m_##id = {k_##id, &of_value<k_##id>, METH_VARARGS, nullptr};
+  PyMethodDef m_##id = {k_##id, &method_of_number<k_##id>, METH_VARARGS, nullptr};
 KILN_OF_VALUE(hash, "__hash__")
 KILN_OF_VALUE(str, "__str__")
 KILN_OF_VALUE(repr, "__repr__")
@@ -131,14 +117,7 @@ PyGetSetDef value_methods[] = {KILN_METHOD("is_integer"), KILN_METHOD("as_intege
                                KILN_METHOD("hex")};
 #undef KILN_METHOD
 
-PyObject* attribute(PyObject* self, PyObject* name) {
-  if (!_PyType_Lookup(&PyFloat_Type, name)) {
-    PyErr_Format(PyExc_AttributeError, "'float' object has no attribute %R", name);
-    return nullptr;
-  }
-  const py::Ref x = py::Ref::steal(pinned(self));
-  return x ? PyObject_GetAttr(x.get(), name) : nullptr;
-}
+PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number(self, &PyFloat_Type, name); }
 
 /// torch.sym_sqrt and its like.
 template <const char* const& name>
@@ -243,7 +222,7 @@ PyObject* make_real(const Real& r) {
                   : made_with_node(type_of_reals, pybind11::cast(sizes_of_capture()->symfloat(r).toSymNodeImpl()));
 }
 
-PyObject* real_arithmetic(Op op, PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*)) {
+PyObject* real_arithmetic(Op op, PyObject* a, PyObject* b, BinaryFunction f) {
   const auto is_of_python = [](PyObject* o) {
     return Py_TYPE(o) == size_type() || Py_TYPE(o) == type_of_reals || (PyNumber_Check(o) && !py::is_tensor(o));
   };

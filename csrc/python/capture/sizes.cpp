@@ -77,12 +77,23 @@ PyObject* pinned(PyObject* o) {
   return PyFloat_FromDouble(sizes.pin(as_real(o).value()).value());
 }
 
-namespace {
-/// What the ints themselves give.
-PyObject* as_ints(PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*)) {
+PyObject* on_numbers(PyObject* a, PyObject* b, BinaryFunction f) {
   const py::Ref x = py::Ref::steal(pinned(a)), y = x ? py::Ref::steal(pinned(b)) : py::Ref();
   return y ? f(x.get(), y.get()) : nullptr;
 }
+
+PyObject* power_of_numbers(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
+
+PyObject* attribute_of_number(PyObject* number, PyTypeObject* type, PyObject* name) {
+  if (!_PyType_Lookup(type, name)) {
+    PyErr_Format(PyExc_AttributeError, "'%s' object has no attribute %R", type->tp_name, name);
+    return nullptr;
+  }
+  const py::Ref n = py::Ref::steal(pinned(number));
+  return n ? PyObject_GetAttr(n.get(), name) : nullptr;
+}
+
+namespace {
 
 enum class Sign { Add, Sub, Mul, Div, Mod };
 template <Sign sign>
@@ -114,32 +125,31 @@ PyObject* arithmetic(PyObject* a, PyObject* b) {
     }
     if (result && capturing->trace.sizes->fits(*result)) return make_size(*result);
   }
-  return as_ints(a, b, f);
+  return on_numbers(a, b, f);
 }
 
 /// Arithmetic that needs the values.
 template <PyObject* (*f)(PyObject*, PyObject*)>
 PyObject* with_value(PyObject* a, PyObject* b) {
   if (!PyNumber_Check(b) || py::is_tensor(b)) Py_RETURN_NOTIMPLEMENTED;
-  return as_ints(a, b, f);
+  return on_numbers(a, b, f);
 }
 PyObject* true_quotient(PyObject* a, PyObject* b) { return real_arithmetic(Real::Op::Div, a, b, &PyNumber_TrueDivide); }
-PyObject* power_of_values(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
 /// A small power of an int is a product; a negative one, or a float's, is a float's power.
 PyObject* power(PyObject* a, PyObject* b) {
   constexpr int64_t kMostFactors = 4;
   const auto base = expr_of(a);
   const auto exponent = PyLong_CheckExact(b) ? expr_of(b) : std::nullopt;
   if (capturing && base && exponent && exponent->constant() >= 0) {
-    if (exponent->constant() > kMostFactors) return as_ints(a, b, &power_of_values);
+    if (exponent->constant() > kMostFactors) return on_numbers(a, b, &power_of_numbers);
     Expr product(1);
     for (int64_t i = 0; i < exponent->constant(); ++i) product = product * *base;
-    return capturing->trace.sizes->fits(product) ? make_size(product) : as_ints(a, b, &power_of_values);
+    return capturing->trace.sizes->fits(product) ? make_size(product) : on_numbers(a, b, &power_of_numbers);
   }
   // Whether an int's power is an int depends on an open exponent's sign.
   if (exponent || PyFloat_Check(a) || PyFloat_Check(b) || Py_TYPE(a) == real_type() || Py_TYPE(b) == real_type())
-    return real_arithmetic(Real::Op::Pow, a, b, &power_of_values);
-  return with_value<&power_of_values>(a, b);
+    return real_arithmetic(Real::Op::Pow, a, b, &power_of_numbers);
+  return with_value<&power_of_numbers>(a, b);
 }
 /// pow() with a modulus, too.
 PyObject* power_of(PyObject* self, PyObject* const* args, Py_ssize_t n) {
@@ -151,14 +161,7 @@ PyObject* power_of(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   return modulus ? PyNumber_Power(base.get(), exponent.get(), modulus.get()) : nullptr;
 }
 /// What else an int has.
-PyObject* attribute(PyObject* self, PyObject* name) {
-  if (!_PyType_Lookup(&PyLong_Type, name)) {
-    PyErr_Format(PyExc_AttributeError, "'int' object has no attribute %R", name);
-    return nullptr;
-  }
-  const py::Ref n = py::Ref::steal(pinned(self));
-  return n ? PyObject_GetAttr(n.get(), name) : nullptr;
-}
+PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number(self, &PyLong_Type, name); }
 
 template <PyObject* (*f)(PyObject*, PyObject*)>
 PyObject* forward(PyObject* self, PyObject* o) {
@@ -203,7 +206,7 @@ PyObject* value(PyObject* self, PyObject*) { return pinned(self); }
 PyObject* negative(PyObject* self, PyObject*) {
   const auto e = expr_of(self);
   return capturing && e ? make_size(Expr(0) - *e)
-                        : as_ints(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
+                        : on_numbers(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
 }
 /// float(size), and torch.sym_float().
 PyObject* to_float(PyObject* self, PyObject*) {
@@ -216,16 +219,9 @@ PyObject* absolute(PyObject* self, PyObject*) {
   return !below ? nullptr : below.get() == Py_True ? negative(self, nullptr) : Py_NewRef(self);
 }
 
-/// A method of the number.
-template <const char* const& name>
-PyObject* of_value(PyObject* self, PyObject* args) {
-  const py::Ref n = py::Ref::steal(pinned(self));
-  const py::Ref method = n ? py::Ref::steal(PyObject_GetAttrString(n.get(), name)) : py::Ref();
-  return method ? PyObject_CallObject(method.get(), args) : nullptr;
-}
 #define KILN_OF_VALUE(id)                   \
   const char* const k_##id = "__" #id "__"; \
-  PyMethodDef m_##id = {k_##id, &of_value<k_##id>, METH_VARARGS, nullptr};
+  PyMethodDef m_##id = {k_##id, &method_of_number<k_##id>, METH_VARARGS, nullptr};
 KILN_OF_VALUE(hash)
 KILN_OF_VALUE(str)
 KILN_OF_VALUE(repr)

@@ -27,8 +27,22 @@ PyObject* make_real(const symbolic::Real& r);
 /// The number itself, from now on a condition; other objects as they are. New reference.
 PyObject* pinned(PyObject* o);
 
+using BinaryFunction = PyObject* (*)(PyObject*, PyObject*);
+/// What the numbers themselves give.
+PyObject* on_numbers(PyObject* a, PyObject* b, BinaryFunction f);
+PyObject* power_of_numbers(PyObject* a, PyObject* b);
+/// A method of the number, whose name it is.
+template <const char* const& name>
+PyObject* method_of_number(PyObject* self, PyObject* args) {
+  const py::Ref n = py::Ref::steal(pinned(self));
+  const py::Ref method = n ? py::Ref::steal(PyObject_GetAttrString(n.get(), name)) : py::Ref();
+  return method ? PyObject_CallObject(method.get(), args) : nullptr;
+}
+/// An attribute that `type`, a builtin class, has and the open number has not.
+PyObject* attribute_of_number(PyObject* number, PyTypeObject* type, PyObject* name);
+
 /// Python's operator `op`, which `f` is, between two numbers of which one is open; NotImplemented for others.
-PyObject* real_arithmetic(symbolic::Real::Op op, PyObject* a, PyObject* b, PyObject* (*f)(PyObject*, PyObject*));
+PyObject* real_arithmetic(symbolic::Real::Op op, PyObject* a, PyObject* b, BinaryFunction f);
 /// The same of comparisons; `op`: Py_LT to Py_GE.
 PyObject* compare_reals(PyObject* a, PyObject* b, int op);
 
