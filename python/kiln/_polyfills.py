@@ -661,3 +661,14 @@ _unpack_dual = torch._VF._unpack_dual
 
 def _add_batch_dim(self, batch_dim, level):
     return torch._C._functorch._add_batch_dim(self, batch_dim if batch_dim >= 0 else batch_dim + self.ndim, level)
+
+
+def _some_traceback():
+    try:
+        raise RuntimeError
+    except RuntimeError as error:
+        return error.__traceback__
+
+
+# In the place of each traceback of captured code (Machine::unknown_traceback).
+UNKNOWN_TRACEBACK = _some_traceback()

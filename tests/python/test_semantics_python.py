@@ -9,6 +9,8 @@ import functools
 import itertools
 import math
 import operator
+import sys
+import traceback
 import typing
 
 import pytest
@@ -890,3 +892,76 @@ def test_methods_of_a_base_behind_a_break():
         return list(items), len(items)
 
     assert_same(kiln.compile(f)(torch.ones(2)), f(torch.ones(2)))
+
+
+class KeepsTraceback:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, tb):
+        self.told = tb is not None and tb.tb_lineno > 0
+        return True
+
+
+class AsksForTraceback:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, tb):
+        self.given = tb is not None
+        return True
+
+
+def formatted(x):
+    try:
+        raise ValueError("v")
+    except ValueError:
+        text = traceback.format_exc()
+    return x + 1, text
+
+
+def formatted_chain(x):
+    try:
+        try:
+            raise ValueError("v")
+        except ValueError as e:
+            raise RuntimeError("r") from e
+    except RuntimeError as e:
+        text = "".join(traceback.format_exception(e))
+    return x + 1, text
+
+
+def asked(x):
+    try:
+        raise ValueError("v")
+    except ValueError as e:
+        there, info = e.__traceback__ is not None, sys.exc_info()[2] is not None
+    return x + 1, there, info
+
+
+def kept_by_exit(x):
+    with KeepsTraceback() as keeps:
+        raise KeyError("k")
+    return x + 1, keeps.told
+
+
+def asked_by_exit(x):
+    with AsksForTraceback() as asks:
+        raise KeyError("k")
+    return x + 1, asks.given
+
+
+def suppressed(x):
+    with contextlib.suppress(KeyError), contextlib.ExitStack():
+        raise KeyError("k")
+    return x + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*a graph break while an exception is being handled")
+@pytest.mark.parametrize("f", [formatted, formatted_chain, asked, kept_by_exit, asked_by_exit, suppressed])
+def test_tracebacks_are_there(f):
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        assert_same(compiled(X), f(X))
+    if f in (asked, asked_by_exit, suppressed):
+        assert_same(kiln.compile(f, fullgraph=True)(X), f(X))

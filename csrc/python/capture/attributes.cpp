@@ -408,8 +408,15 @@ PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool
   return see(v, child(SK::Attr, source_of_object(type), name));
 }
 
+PyObject* Machine::unknown_traceback() {
+  static PyObject* traceback = py::check(PyObject_GetAttrString(polyfills(), "UNKNOWN_TRACEBACK")).release();
+  return traceback;
+}
+
 PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
   PyTypeObject* t = Py_TYPE(o);
+  if (t == &PyTraceBack_Type && o == unknown_traceback())
+    return graph_break("traceback", "what a traceback tells is asked for");
   auto native = [&]() -> PyObject* {
     PyObject* v = PyObject_GetAttr(o, name);
     if (!v && missing_ok && PyErr_ExceptionMatches(PyExc_AttributeError) && !break_pending()) PyErr_Clear();

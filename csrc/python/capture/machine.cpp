@@ -265,7 +265,8 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     PyObject *type, *value, *tb;
     PyErr_Fetch(&type, &value, &tb);
     PyErr_NormalizeException(&type, &value, &tb);
-    PyException_SetTraceback(value, tb ? tb : Py_None);
+    // Frames of captured code have no tracebacks. One that existed before keeps what it has for whoever looks at it later.
+    PyException_SetTraceback(value, tb ? tb : find(value) ? Py_None : unknown_traceback());
     Py_XDECREF(tb);
     Py_XDECREF(type);
     caught.emplace(value, root_instruction);

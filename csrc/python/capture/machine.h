@@ -294,6 +294,8 @@ class Machine {
   /// Where a resume function's frame lets `o` go: false, and a break, if code runs then (a generator is closed, a
   /// __del__ is called), which has to happen there. identity.cpp
   bool may_let_go(PyObject* o);
+  /// Stands for the traceback of what captured code raised: it is there, and what it tells breaks the graph. Borrowed.
+  static PyObject* unknown_traceback();
   // loads.cpp
   PyObject* call_loader(py311::Frame* frame);
   /// Whether `function`, which is about to be called, behaves otherwise under vmap once the missing loader has run.

@@ -392,6 +392,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
     return made_[o] = r;
   }
   if (c == Class::Singleton) return constant(o);
+  if (o == Machine::unknown_traceback()) throw NotRebuildable{"a traceback"};
   if (PyGen_Check(o) || PyCoro_CheckExact(o)) throw NotRebuildable{"a suspended generator"};
   if (Py_TYPE(o) == &PySuper_Type) {
     py::Ref type = py::Ref::steal(PyObject_GetAttrString(o, "__thisclass__")),
