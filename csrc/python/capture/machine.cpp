@@ -252,6 +252,8 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, "an instruction failed without an exception");
     int handler = 0, level = 0;
     bool push_lasti = false;
+    if (!broken && ts->curexc_value && find(ts->curexc_value))  // it would get another traceback and context
+      graph_break("traceback", "an exception that existed before is raised");
     const bool catchable = !broken && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
     if (!catchable || !py311::find_handler(e.code, e.at, &handler, &level, &push_lasti)) {
       PyObject** base = py311::stack_base(frame);
@@ -265,8 +267,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     PyObject *type, *value, *tb;
     PyErr_Fetch(&type, &value, &tb);
     PyErr_NormalizeException(&type, &value, &tb);
-    // Frames of captured code have no tracebacks. One that existed before keeps what it has for whoever looks at it later.
-    PyException_SetTraceback(value, tb ? tb : find(value) ? Py_None : unknown_traceback());
+    PyException_SetTraceback(value, tb ? tb : unknown_traceback());
     Py_XDECREF(tb);
     Py_XDECREF(type);
     caught.emplace(value, root_instruction);

@@ -103,6 +103,8 @@ RecipePtr Leaver::instance(PyObject* o) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) items->parts.push_back(recipe(PyTuple_GET_ITEM(o, i)));
     extra->parts = {items};
   } else if (PyExceptionInstance_Check(o)) {
+    if (py::Ref::steal(PyException_GetTraceback(o)).get() == Machine::unknown_traceback())
+      throw NotRebuildable{"an exception that was raised, and its traceback,"};
     py::Ref args = py::Ref::steal(PyObject_GetAttrString(o, "args"));
     extra = recipe(args.get());
   } else if (base != &PyBaseObject_Type && base != &PyDict_Type && base != &PyList_Type && base != &PySet_Type &&
