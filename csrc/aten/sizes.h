@@ -101,7 +101,7 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
   const std::vector<Condition>& conditions() const { return conditions_; }
   const std::vector<Argument>& arguments() const { return arguments_; }
   const std::vector<symbolic::Number>& outputs() const { return outputs_; }
-  /// Calls f on every leaf that `n` is computed of, other than floats' ints; with repetition.
+  /// Calls f on every size and given int that `n` is computed of, also through ints of floats; with repetition.
   void for_each_leaf(const symbolic::Number& n, const std::function<void(size_t leaf)>& f) const;
 
   /// One line for each condition, with the graph's names of values: "x.size(0) - 5 > 0".
