@@ -5,7 +5,7 @@ import copy
 import torch
 
 import kiln
-from kiln.testing import CompileCounter, difference
+from kiln.testing import CompileCounter, assert_same, difference
 
 
 def outcome(function, args, kwargs, seed=0):
@@ -188,3 +188,24 @@ def training_results(f, module, x):
     y = f(x)
     y.sin().sum().backward()
     return [y.detach(), x.grad, *[p.grad.clone() for p in module.parameters()], *[b.clone() for b in module.buffers()]]
+
+
+# Of a first dimension, in the order in which a program meets them.
+SIZES = (8, 7, 12, 4, 3, 9, 5)
+
+
+def rows(n):
+    return (torch.randn(n, 6),)
+
+
+def check_sizes(f, sizes=SIZES, make=rows, entries=1, **options):
+    """Compiled with open sizes equals eager for each size, three times; and is captured so many times."""
+    compiled = kiln.compile(f, **{"dynamic": True, **options})
+    for n in sizes:
+        arguments = make(n)
+        expected = f(*copy.deepcopy(arguments))
+        for _ in range(3):
+            assert_same(compiled(*copy.deepcopy(arguments)), expected)
+    if entries is not None:
+        assert len(compiled._entries) == entries
+    return compiled

@@ -11,26 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import kiln
+from helpers import SIZES, rows
+from helpers import check_sizes as check
 from kiln.testing import assert_same
-
-SIZES = (8, 7, 12, 4, 3, 9, 5)
-
-
-def rows(n):
-    return (torch.randn(n, 6),)
-
-
-def check(f, sizes=SIZES, make=rows, entries=1, **options):
-    """Compiled with open sizes equals eager for each size, twice; and is captured so many times."""
-    compiled = kiln.compile(f, **{"dynamic": True, **options})
-    for n in sizes:
-        arguments = make(n)
-        expected = f(*copy.deepcopy(arguments))
-        for _ in range(3):
-            assert_same(compiled(*copy.deepcopy(arguments)), expected)
-    if entries is not None:
-        assert len(compiled._entries) == entries
-    return compiled
 
 
 def test_one_capture_serves_all_sizes():
