@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <span>
 
 #include "base/error.h"
 
@@ -54,47 +55,20 @@ std::pair<double, double> floor_divide(double a, double b) {
   return {whole, rest};
 }
 
-const char* sign_of(Real::Op op) {
-  switch (op) {
-    case Real::Op::Add:
-      return " + ";
-    case Real::Op::Sub:
-      return " - ";
-    case Real::Op::Mul:
-      return " * ";
-    case Real::Op::Div:
-      return " / ";
-    case Real::Op::FloorDiv:
-      return " // ";
-    case Real::Op::Mod:
-      return " % ";
-    case Real::Op::Pow:
-      return " ** ";
-    case Real::Op::Less:
-      return " < ";
-    case Real::Op::LessEqual:
-      return " <= ";
-    case Real::Op::Equal:
-      return " == ";
-    default:
-      return nullptr;
-  }
-}
-const char* name_of(Real::Op op) {
-  switch (op) {
-    case Real::Op::Abs:
-      return "abs";
-    case Real::Op::Floor:
-      return "floor";
-    case Real::Op::Ceil:
-      return "ceil";
-    case Real::Op::Trunc:
-      return "int";
-    case Real::Op::Round:
-      return "round";
-    default:
-      return nullptr;
-  }
+using Text = std::pair<Real::Op, const char*>;
+constexpr Text kSigns[] = {{Real::Op::Add, " + "},   {Real::Op::Sub, " - "},       {Real::Op::Mul, " * "},
+                           {Real::Op::Div, " / "},   {Real::Op::FloorDiv, " // "}, {Real::Op::Mod, " % "},
+                           {Real::Op::Pow, " ** "},  {Real::Op::Less, " < "},      {Real::Op::LessEqual, " <= "},
+                           {Real::Op::Equal, " == "}};
+constexpr Text kNames[] = {{Real::Op::Abs, "abs"},
+                           {Real::Op::Floor, "floor"},
+                           {Real::Op::Ceil, "ceil"},
+                           {Real::Op::Trunc, "int"},
+                           {Real::Op::Round, "round"}};
+/// Null if `texts` has none for it.
+const char* text_of(std::span<const Text> texts, Real::Op op) {
+  const auto it = std::find_if(texts.begin(), texts.end(), [&](const Text& t) { return t.first == op; });
+  return it == texts.end() ? nullptr : it->second;
 }
 }  // namespace
 
@@ -217,7 +191,7 @@ std::string print(const Real& r) {
   using Op = Real::Op;
   const auto operand = [](const Real& o) {
     const std::string text = print(o);
-    const bool plain = o.op() != Op::Neg && !sign_of(o.op());
+    const bool plain = o.op() != Op::Neg && !text_of(kSigns, o.op());
     return plain && (o.op() != Op::Integer || text.find_first_of(" *") == std::string::npos) ? text : "(" + text + ")";
   };
   switch (r.op()) {
@@ -239,8 +213,8 @@ std::string print(const Real& r) {
     default:
       break;
   }
-  if (const char* name = name_of(r.op())) return std::string(name) + "(" + print(r.operands()[0]) + ")";
-  return operand(r.operands()[0]) + sign_of(r.op()) + operand(r.operands()[1]);
+  if (const char* name = text_of(kNames, r.op())) return std::string(name) + "(" + print(r.operands()[0]) + ")";
+  return operand(r.operands()[0]) + text_of(kSigns, r.op()) + operand(r.operands()[1]);
 }
 
 std::string print(const Number& n) {

@@ -57,6 +57,7 @@ class Real {
   const std::vector<Real>& operands() const;
   /// Comparisons give 0 or 1, Floor to Round other ints, in floating point.
   bool is_truth() const { return op() >= Op::Less && op() <= Op::Equal; }
+  bool gives_int() const { return op() >= Op::Less && op() <= Op::Round; }
   int64_t num_nodes() const;
   bool operator==(const Real& o) const;
 

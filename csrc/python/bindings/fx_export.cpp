@@ -6,6 +6,8 @@
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include <algorithm>
+
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/modes.h"
@@ -222,9 +224,11 @@ class Exporter {
   }
 
   /// Says that `node` gives `e`.
-  pb::object with_size(pb::object node, const Expr& e) {
-    const pb::object size = pb::cast(captured_->sizes->symint(e));
-    for (const char* name : {"val", "example_value"}) node.attr("meta")[name] = size;
+  pb::object with_size(const pb::object& node, const Expr& e) {
+    return with_value(node, pb::cast(captured_->sizes->symint(e)));
+  }
+  static pb::object with_value(const pb::object& node, const pb::object& value) {
+    for (const char* name : {"val", "example_value"}) node.attr("meta")[name] = value;
     return node;
   }
 
@@ -272,67 +276,37 @@ class Exporter {
   /// A node that computes `r`, a plain float or int for what is none.
   pb::object number(const Real& r) {
     using Op = Real::Op;
-    const auto operand = [&](size_t i) { return number(r.operands().at(i)); };
-    const auto of_one = [&](const char* module, const char* function) {
-      return graph_.attr("call_function")(pb::module_::import(module).attr(function), pb::make_tuple(operand(0)));
+    struct Row {
+      Op op;
+      const char *module, *function;
     };
-    const auto of_two = [&](const char* function) { return compute("operator", function, operand(0), operand(1)); };
-    pb::object node;
-    switch (r.op()) {
-      case Op::Constant:
-        return pb::float_(r.constant());
-      case Op::Integer:
-        return number(r.integer());
-      case Op::Neg:
-        node = of_one("operator", "neg");
-        break;
-      case Op::Abs:
-        node = of_one("operator", "abs");
-        break;
-      case Op::Add:
-        node = of_two("add");
-        break;
-      case Op::Sub:
-        node = of_two("sub");
-        break;
-      case Op::Mul:
-        node = of_two("mul");
-        break;
-      case Op::Div:
-        node = of_two("truediv");
-        break;
-      case Op::FloorDiv:
-        node = of_two("floordiv");
-        break;
-      case Op::Mod:
-        node = of_two("mod");
-        break;
-      case Op::Pow:
-        node = of_two("pow");
-        break;
-      case Op::Less:
-        return of_two("lt");
-      case Op::LessEqual:
-        return of_two("le");
-      case Op::Equal:
-        return of_two("eq");
-      case Op::Floor:
-        return of_one("math", "floor");
-      case Op::Ceil:
-        return of_one("math", "ceil");
-      case Op::Trunc:
-        return of_one("math", "trunc");
-      case Op::Round:
-        return of_one("builtins", "round");
-      case Op::Function:
-        node = of_one("math", std::string(r.function_name()).c_str());
-        break;
+    static constexpr Row kRows[] = {
+        {Op::Neg, "operator", "neg"},           {Op::Abs, "operator", "abs"},      {Op::Add, "operator", "add"},
+        {Op::Sub, "operator", "sub"},           {Op::Mul, "operator", "mul"},      {Op::Div, "operator", "truediv"},
+        {Op::FloorDiv, "operator", "floordiv"}, {Op::Mod, "operator", "mod"},      {Op::Pow, "operator", "pow"},
+        {Op::Less, "operator", "lt"},           {Op::LessEqual, "operator", "le"}, {Op::Equal, "operator", "eq"},
+        {Op::Floor, "math", "floor"},           {Op::Ceil, "math", "ceil"},        {Op::Trunc, "math", "trunc"},
+        {Op::Round, "builtins", "round"},
+    };
+    if (r.op() == Op::Constant) return pb::float_(r.constant());
+    if (r.op() == Op::Integer) return number(r.integer());
+    std::string module = "math", function;
+    if (r.op() == Op::Function) {
+      function = r.function_name();
+    } else {
+      const Row* row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& x) { return x.op == r.op(); });
+      KILN_CHECK(row != std::end(kRows), "no function for an operation of a float");
+      module = row->module;
+      function = row->function;
     }
+    pb::tuple operands(r.operands().size());
+    for (size_t i = 0; i < r.operands().size(); ++i) operands[i] = number(r.operands()[i]);
+    const pb::object node =
+        graph_.attr("call_function")(pb::module_::import(module.c_str()).attr(function.c_str()), operands);
+    if (r.gives_int()) return node;
     // pybind11's cast of a SymFloat is for PyTorch's own nodes alone.
-    const pb::object value =
-        pb::module_::import("torch").attr("SymFloat")(pb::cast(captured_->sizes->symfloat(r).toSymNodeImpl()));
-    for (const char* name : {"val", "example_value"}) node.attr("meta")[name] = value;
-    return node;
+    return with_value(
+        node, pb::module_::import("torch").attr("SymFloat")(pb::cast(captured_->sizes->symfloat(r).toSymNodeImpl())));
   }
 
   /// The size of a value, if it is no placeholder of its own. Those of inputs that are not open are guarded.

@@ -97,15 +97,11 @@ PyObject* extreme(PyObject* self, PyObject* o) {
   return extreme_of_reals(self, o, min);
 }
 
-#define KILN_OF_VALUE(id, name)    \
-  const char* const k_##id = name; \
-  PyMethodDef m_##id = {k_##id, &method_of_number<k_##id>, METH_VARARGS, nullptr};
-KILN_OF_VALUE(hash, "__hash__")
-KILN_OF_VALUE(str, "__str__")
-KILN_OF_VALUE(repr, "__repr__")
-KILN_OF_VALUE(format, "__format__")
-KILN_OF_VALUE(reduce_ex, "__reduce_ex__")
-#undef KILN_OF_VALUE
+KILN_METHOD_OF_NUMBER(hash)
+KILN_METHOD_OF_NUMBER(str)
+KILN_METHOD_OF_NUMBER(repr)
+KILN_METHOD_OF_NUMBER(format)
+KILN_METHOD_OF_NUMBER(reduce_ex)
 
 /// What torch.SymFloat has of a float's.
 PyObject* method_of_value(PyObject* self, void* name) {

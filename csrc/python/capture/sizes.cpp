@@ -219,18 +219,14 @@ PyObject* absolute(PyObject* self, PyObject*) {
   return !below ? nullptr : below.get() == Py_True ? negative(self, nullptr) : Py_NewRef(self);
 }
 
-#define KILN_OF_VALUE(id)                   \
-  const char* const k_##id = "__" #id "__"; \
-  PyMethodDef m_##id = {k_##id, &method_of_number<k_##id>, METH_VARARGS, nullptr};
-KILN_OF_VALUE(hash)
-KILN_OF_VALUE(str)
-KILN_OF_VALUE(repr)
-KILN_OF_VALUE(format)
-KILN_OF_VALUE(float)
-KILN_OF_VALUE(invert)
-KILN_OF_VALUE(round)
-KILN_OF_VALUE(reduce_ex)
-#undef KILN_OF_VALUE
+KILN_METHOD_OF_NUMBER(hash)
+KILN_METHOD_OF_NUMBER(str)
+KILN_METHOD_OF_NUMBER(repr)
+KILN_METHOD_OF_NUMBER(format)
+KILN_METHOD_OF_NUMBER(float)
+KILN_METHOD_OF_NUMBER(invert)
+KILN_METHOD_OF_NUMBER(round)
+KILN_METHOD_OF_NUMBER(reduce_ex)
 
 #define KILN_BINARY(name, f) \
   {"__" name "__", &forward<f>, METH_O, nullptr}, { "__r" name "__", &reflected<f>, METH_O, nullptr }

@@ -38,6 +38,10 @@ PyObject* method_of_number(PyObject* self, PyObject* args) {
   const py::Ref method = n ? py::Ref::steal(PyObject_GetAttrString(n.get(), name)) : py::Ref();
   return method ? PyObject_CallObject(method.get(), args) : nullptr;
 }
+/// The definition `m_<id>` of the method __<id>__ for a class of open numbers.
+#define KILN_METHOD_OF_NUMBER(id)           \
+  const char* const k_##id = "__" #id "__"; \
+  PyMethodDef m_##id = {k_##id, &method_of_number<k_##id>, METH_VARARGS, nullptr};
 /// An attribute that `type`, a builtin class, has and the open number has not.
 PyObject* attribute_of_number(PyObject* number, PyTypeObject* type, PyObject* name);
 
