@@ -104,15 +104,18 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///     kiln::custom_function_end(Tensor?[] grads), one per input, are its backward, and run when autograd calls it with
 ///     the gradients of `outputs`, which are the results; zeros for one that is missing, if `materialize`
 ///   kiln::register_hook(Tensor t, int hook)              a hook on the gradient of `t`
-///   kiln::register_accumulated_hook(Tensor t, int hook)  one that runs when the gradient of a leaf was added to its
-///   .grad kiln::remove_hook(int hook) kiln::gradient_hook(int hook) -> Tensor
-///     the gradient that a call of the hook gets in the next kiln::backward or kiln::autograd_grad (of an accumulated
-///     one: no result). The nodes up to
+///   kiln::register_accumulated_hook(Tensor t, int hook)
+///     one that runs when the gradient of a leaf was added to its .grad
+///   kiln::remove_hook(int hook)
+///   kiln::gradient_hook(int hook, Tensor t) -> Tensor
+///     the gradient of `t` that a call of the hook gets in the next kiln::backward or kiln::autograd_grad (of an
+///     accumulated one: no `t` and no result). The nodes up to
 ///     kiln::gradient_hook_end(Tensor? grad), what it returns, run when autograd calls it. The calls come in this order
 ///   kiln::grad(Tensor t) -> Tensor                       t.grad, which must be defined at that point
-///   kiln::set_grad(Tensor t, Tensor? grad)               t.grad = grad; also how a .grad that is there on entry is
-///   known kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside kiln::tensor_constant(numbers,
-///   sizes, dtype) -> Tensor
+///   kiln::set_grad(Tensor t, Tensor? grad)
+///     t.grad = grad; also how a .grad that is there on entry is known
+///   kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside
+///   kiln::tensor_constant(numbers, sizes, dtype) -> Tensor
 /// `traced` must live as long as the program.
 Program replay(const graph::Graph& traced);
 /// The same, where results may be differentiated after the program is gone.

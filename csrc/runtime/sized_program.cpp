@@ -10,6 +10,7 @@
 #include "aten/trace.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "joint/marks.h"
 #include "runtime/compiled_graph.h"
 
 namespace kiln::runtime {
@@ -24,28 +25,31 @@ const graph::Op& constant_op() {
   return op;
 }
 
+bool is_for_autograd(const graph::Op& op) { return joint::is_autograd_call(op) || joint::is_mark(op); }
+
 /// Why the call cannot be made at other sizes; empty if it can.
 std::string call_refusal(const Node& n) {
-  if (n.op == constant_op() || joint::is_autograd_call(n.op)) return "";
-  if (n.checkpoint) return "a checkpointed call";
+  if (n.op == constant_op() || is_for_autograd(n.op)) return "";
   const aten::OpInfo* op = n.op.name().starts_with("kiln_functional::") ? nullptr : aten::find_op(n.op);
   if (!op) return n.op.name();
   return op->kind == aten::OpKind::InPlaceView ? n.op.name() + ", which changes sizes in place" : "";
 }
 
-std::vector<at::Tensor> autograd_call_on_fakes(const Node& n, const joint::TensorOf& tensor_of) {
+std::vector<at::Tensor> autograd_call_on_fakes(const Node& n, const joint::TensorOf& tensor_of,
+                                               joint::MarksOnFakes& marks) {
   const aten::RecordingPaused no_recording;
   const aten::FakeModeGuard factories_too;
   const aten::ShapesOnly shapes;
-  std::vector<at::Tensor> results = joint::make_autograd_call(n, tensor_of);
+  std::vector<at::Tensor> results = marks.takes(n) ? marks.make(n, tensor_of) : joint::make_autograd_call(n, tensor_of);
   for (const at::Tensor& t : results)
     if (c10::IValue v(t); t.defined()) aten::restore_devices(c10::ArrayRef<c10::IValue>(&v, 1));
   return results;
 }
 
 /// The same, recorded.
-std::vector<at::Tensor> record_autograd_call(aten::Trace& trace, const Node& n, const joint::TensorOf& tensor_of) {
-  std::vector<at::Tensor> results = autograd_call_on_fakes(n, tensor_of);
+std::vector<at::Tensor> record_autograd_call(aten::Trace& trace, const Node& n, const joint::TensorOf& tensor_of,
+                                             joint::MarksOnFakes& marks) {
+  std::vector<at::Tensor> results = autograd_call_on_fakes(n, tensor_of, marks);
   std::vector<graph::Arg> args = n.args;
   for (graph::Arg& a : args)
     graph::for_each_value(a, [&](Value& v) {
@@ -78,12 +82,18 @@ std::string SizedProgram::refusal(const graph::Graph& traced, const Sizes& sizes
   return gone ? "a size of what the graph does not compute" : "";
 }
 
+bool SizedProgram::runs(const graph::Graph& traced) {
+  return std::none_of(traced.nodes().begin(), traced.nodes().end(),
+                      [](const auto& n) { return n->checkpoint || joint::is_mark(n->op); });
+}
+
 std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const graph::Graph> traced, const Sizes& sizes,
                                                        const std::function<bool(const Node&)>& changes) {
   const std::string why = refusal(*traced, sizes);
   KILN_CHECK(why.empty(), why);
   auto program = std::make_shared<SizedProgram>();
   program->graph_ = traced;
+  program->runs_ = runs(*traced);
   program->conditions_ = sizes.conditions();
   program->num_leaves_ = sizes.leaves().size();
   program->sizes_ = sizes.outputs();
@@ -103,7 +113,7 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
     program->autocast_ |= n->autocast != DType::Opaque;
     if (n->op == constant_op())
       step.constant = aten::constant_tensor(n->args);
-    else if (!joint::is_autograd_call(n->op))
+    else if (!is_for_autograd(n->op))
       step.call.emplace(*n, slot_of);
     for (uint32_t i = 0; i < n->results.size(); ++i) {
       step.results.push_back(new_slot());
@@ -316,6 +326,7 @@ std::vector<at::Tensor> SizedProgram::results(const State& state, Ints* sizes) c
 }
 
 std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const {
+  KILN_CHECK(runs_, "a program that only a joint trace can run");
   size_t at = 0;
   try {
     return results(run_steps(std::move(inputs), ints, steps_.size(), nullptr, at), sizes);
@@ -326,13 +337,15 @@ std::vector<at::Tensor> SizedProgram::run(std::vector<at::Tensor> inputs, const 
 }
 
 bool SizedProgram::fits(const std::vector<at::Tensor>& inputs, const Ints& ints) const {
-  const OnFakes on_fakes{[](const Node&) {}, [](const at::Tensor& t) { return aten::make_fake(t); },
-                         autograd_call_on_fakes,
-                         [](const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
-                           aten::restore_devices(stack);
-                           aten::call_on_fakes(op, stack);
-                           aten::restore_devices(stack);
-                         }};
+  joint::MarksOnFakes marks;
+  const OnFakes on_fakes{
+      [](const Node&) {}, [](const at::Tensor& t) { return aten::make_fake(t); },
+      [&](const Node& n, const joint::TensorOf& tensor_of) { return autograd_call_on_fakes(n, tensor_of, marks); },
+      [](const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
+        aten::restore_devices(stack);
+        aten::call_on_fakes(op, stack);
+        aten::restore_devices(stack);
+      }};
   std::vector<at::Tensor> fakes;
   const aten::FakeModeGuard factories_too;
   try {
@@ -364,11 +377,15 @@ std::shared_ptr<graph::Graph> SizedProgram::trace_at(const std::vector<at::Tenso
   }
   const Node* now = nullptr;
   trace.stack_trace = [&] { return now ? now->stack : nullptr; };
-  trace.on_node = [&](Node& n) { n.module_path = now ? now->module_path : ""; };
+  trace.on_node = [&](Node& n) {
+    n.module_path = now ? now->module_path : "";
+    n.checkpoint = now ? now->checkpoint : 0;
+  };
   const aten::Recording recording(trace);
+  joint::MarksOnFakes marks;
   const OnFakes on_fakes{
       [&](const Node& n) { now = &n; }, [&](const at::Tensor& t) { return aten::record_constant(trace, t); },
-      [&](const Node& n, const joint::TensorOf& tensor_of) { return record_autograd_call(trace, n, tensor_of); },
+      [&](const Node& n, const joint::TensorOf& tensor_of) { return record_autograd_call(trace, n, tensor_of, marks); },
       [](const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) { op.callBoxed(stack); }};
   size_t at = 0;
   const std::vector<at::Tensor> outputs = results(run_steps(fakes, ints, steps_.size(), &on_fakes, at), sizes);

@@ -29,11 +29,16 @@ class SizedProgram {
   static std::shared_ptr<const SizedProgram> make(std::shared_ptr<const graph::Graph> traced, const aten::Sizes& sizes,
                                                   const std::function<bool(const graph::Node&)>& changes = {});
   size_t num_inputs() const { return graph_->inputs().size(); }
+  /// Whether run() is possible. What is the joint trace's to run (custom functions, hooks on gradients) cannot be made
+  /// call by call, and checkpointed calls would keep what they are not to keep: such programs are to be compiled.
+  bool runs() const { return runs_; }
+  static bool runs(const graph::Graph& traced);
   /// What the program is given beside the graph's inputs: the ints of leaves that are given. And what it delivers
   /// beside the outputs: ints, and floats' bits.
   using Ints = std::vector<int64_t>;
   /// The graph's outputs; `sizes`: gets those of Sizes::outputs(). Throws SizesDiffer as soon as a condition fails:
   /// inputs, and gradients of leaves, may be written to by then; raised_before_writes() tells, after any exception.
+  /// Needs runs().
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) const;
   /// Whether the conditions on the inputs alone hold. Cheap.
   bool may_fit(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
@@ -64,7 +69,8 @@ class SizedProgram {
     const aten::Sizes::Condition* condition;
     Slot slot;  // of a Layout or Contiguous one
   };
-  /// A call of the dispatcher, a kiln::tensor_constant, or a call of autograd (joint/autograd_calls.h).
+  /// A call of the dispatcher, a kiln::tensor_constant, a call of autograd (joint/autograd_calls.h), or a mark
+  /// (joint/marks.h).
   struct Step {
     const graph::Node* node = nullptr;  // null: before the first
     std::optional<CallTemplate> call;
@@ -79,7 +85,7 @@ class SizedProgram {
   struct OnFakes {
     std::function<void(const graph::Node&)> before;
     std::function<at::Tensor(const at::Tensor&)> constant;
-    std::function<std::vector<at::Tensor>(const graph::Node&, const joint::TensorOf&)> autograd_call;
+    std::function<std::vector<at::Tensor>(const graph::Node&, const joint::TensorOf&)> autograd_call;  // marks, too
     std::function<void(const c10::OperatorHandle&, std::vector<c10::IValue>&)> call;
   };
   /// Makes the calls of steps_ up to `end`, asking the conditions. `fakes`: null for real tensors.
@@ -109,7 +115,7 @@ class SizedProgram {
   std::vector<Slot> outputs_;
   size_t last_asked_ = 0;           // the last step that something is asked of
   size_t first_change_ = SIZE_MAX;  // the first step that changes what was there before
-  bool autocast_ = false;
+  bool autocast_ = false, runs_ = true;
 };
 
 }  // namespace kiln::runtime

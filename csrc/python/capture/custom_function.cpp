@@ -2,8 +2,6 @@
 // that are stand-ins, so that both are part of the graph. kiln::custom_function (joint.h) tells the joint trace which
 // nodes are the backward's, and autograd there runs them when their gradients are there.
 // And torch.utils.checkpoint: joint/rematerialize.cpp computes again what a checkpointed call has recorded.
-#include <torch/csrc/autograd/functions/utils.h>
-
 #include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -16,22 +14,6 @@
 #include "python/pch.h"
 
 namespace kiln::capture {
-namespace {
-
-using torch::autograd::variable_list;
-
-/// grad_fn of what a custom function returned, on fakes: its gradients have metadata and nothing else.
-struct FakeCustomFunction : torch::autograd::Node {
-  std::string name() const override { return "CustomFunction"; }
-  std::vector<graph::TensorMeta> grads;  // undefined where there is none
-  variable_list apply(variable_list&&) override {
-    variable_list out;
-    for (const graph::TensorMeta& m : grads) out.push_back(m.defined ? aten::make_fake(m) : at::Tensor());
-    return out;
-  }
-};
-
-}  // namespace
 
 PyObject* Machine::call_custom_function(py311::Frame* frame, bool* handled) {
   if (aten::inside_transform()) return graph_break("custom-function", "it is called inside a transform of torch.func");
@@ -95,18 +77,11 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs, bo
                          "its forward returns a tensor that it did not make, or one that shares memory with another");
   }
   const graph::Arg in_values = values_of(in), out_values = values_of(out);
-  auto node = c10::make_intrusive<FakeCustomFunction>();
+  auto node = c10::make_intrusive<joint::FakeCustomFunction>();
   std::vector<at::Tensor> grads;
   {
     aten::RecordingPaused no_recording;
-    node->set_next_edges(torch::autograd::collect_next_edges(in));
-    for (at::Tensor& t : out) {
-      graph::TensorMeta meta = aten::meta_of(t);
-      meta.requires_grad = false;
-      grads.push_back(aten::make_fake(meta));
-      torch::autograd::set_history(t, node);
-      aten::note_custom_view(t);
-    }
+    grads = node->begin(in, out);
   }
   graph::Node* begin = trace.record(graph::Op("kiln::custom_function"),
                                     {in_values, out_values, graph::Arg(materialize)}, grads, "custom_function");
@@ -127,14 +102,7 @@ PyObject* Machine::end_custom_function(PyObject* grads) {
     return graph_break("custom-function", "its backward returns other things than tensors");
   if (const char* why = refusal_since(custom_function.beginning, /*checkpointed=*/false))
     return graph_break("custom-function", std::string("its backward ") + why);
-  auto& fake = static_cast<FakeCustomFunction&>(*custom_function.node);
-  for (const at::Tensor& t : tensors) {
-    graph::TensorMeta meta;
-    meta.defined = t.defined();
-    if (t.defined()) meta = aten::meta_of(t);
-    meta.requires_grad = false;
-    fake.grads.push_back(std::move(meta));
-  }
+  custom_function.node->end(tensors);
   trace.record(graph::Op("kiln::custom_function_end"), {values_of(tensors)}, {});
   custom_function = {};
   Py_RETURN_NONE;

@@ -52,9 +52,9 @@ void Machine::add_gradient_hook(const at::Tensor& t, PyObject* function) {
   t.register_hook([this, at](const at::Tensor& grad) {
     return gradient_hooks[at].removed ? at::Tensor() : run_gradient_hook(at, grad);
   });
-  trace.record(graph::Op("kiln::register_hook"), {graph::Arg(trace.value_of(t)), graph::Arg(static_cast<int64_t>(at))},
-               {});
-  gradient_hooks.push_back({t.grad_fn(), py::Ref::borrow(function), root_instruction, ++last_number});
+  const graph::Value value = trace.value_of(t);
+  trace.record(graph::Op("kiln::register_hook"), {graph::Arg(value), graph::Arg(static_cast<int64_t>(at))}, {});
+  gradient_hooks.push_back({t.grad_fn(), py::Ref::borrow(function), root_instruction, ++last_number, value});
   // fx has no place for it.
   torch_level_ok = false;
 }
@@ -64,7 +64,7 @@ void Machine::add_accumulated_hook(const at::Tensor& leaf, PyObject* function) {
   aten::after_accumulation(leaf, [this, at] { run_gradient_hook(at, {}); });
   trace.record(graph::Op("kiln::register_accumulated_hook"),
                {graph::Arg(trace.value_of(leaf)), graph::Arg(static_cast<int64_t>(at))}, {});
-  gradient_hooks.push_back({nullptr, py::Ref::borrow(function), root_instruction, ++last_number, false, leaf});
+  gradient_hooks.push_back({nullptr, py::Ref::borrow(function), root_instruction, ++last_number, {}, false, leaf});
   torch_level_ok = false;
 }
 
@@ -120,16 +120,17 @@ at::Tensor Machine::run_gradient_hook(size_t at, const at::Tensor& given) {
   });
   const aten::RecordingResumed recording;
   const GradientHook hook = gradient_hooks[at];
-  const std::vector<graph::Arg> number{graph::Arg(static_cast<int64_t>(at))};
+  std::vector<graph::Arg> mark{graph::Arg(static_cast<int64_t>(at))};
   at::Tensor subject = hook.accumulated;  // what the hook is given
   if (subject.defined()) {
-    trace.record(graph::Op("kiln::gradient_hook"), number, {});
+    trace.record(graph::Op("kiln::gradient_hook"), std::move(mark), {});
   } else {
     c10::IValue value(given);
     aten::restore_devices(c10::ArrayRef<c10::IValue>(&value, 1));
     subject = value.toTensor();
     const bool known = static_cast<bool>(trace.find(subject));
-    graph::Node* begin = trace.record(graph::Op("kiln::gradient_hook"), number, {subject}, "grad");
+    mark.emplace_back(hook.value);  // whose sizes the gradient has
+    graph::Node* begin = trace.record(graph::Op("kiln::gradient_hook"), std::move(mark), {subject}, "grad");
     if (known) trace.rebind(subject, begin->out());
   }
   note_gradients(backward_leaves);  // what leaves have got by now may be looked at

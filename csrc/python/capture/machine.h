@@ -1,5 +1,4 @@
 #pragma once
-#include <torch/csrc/autograd/function.h>
 
 #include <deque>
 #include <functional>
@@ -14,6 +13,7 @@
 #include "aten/modes.h"
 #include "aten/trace.h"
 #include "aten/transforms.h"
+#include "joint/marks.h"
 #include "python/capture/capture.h"
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
@@ -502,6 +502,7 @@ class Machine {
     py::Ref function;
     int instruction = -1;  // the root's that registered it
     int64_t number = 0;    // no other hook of the process has it
+    graph::Value value;    // the tensor's; null for a leaf's
     bool removed = false;
     at::Tensor accumulated;  // of a hook that runs when this leaf's gradient was added: the leaf's fake
   };
@@ -676,7 +677,7 @@ class Machine {
   };
   /// The custom function whose backward is being interpreted.
   struct CustomFunction {
-    c10::intrusive_ptr<torch::autograd::Node> node;
+    c10::intrusive_ptr<joint::FakeCustomFunction> node;
     graph::Node* begin = nullptr;
     Moment beginning;
   };

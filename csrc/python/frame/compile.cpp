@@ -164,7 +164,10 @@ bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
   else if (for_fx)
     why = backend_refusal(result);
   for (const auto* graph : {&result.eager_condition.graph, &result.other_branch.graph})
-    if (why.empty() && *graph) why = runtime::SizedProgram::refusal(**graph, no_sizes());
+    if (why.empty() && *graph) {
+      why = runtime::SizedProgram::refusal(**graph, no_sizes());
+      if (why.empty() && !runtime::SizedProgram::runs(**graph)) why = "a condition on data that autograd decides";
+    }
   if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, sizes);
   if (why.empty()) return true;
   close_torch_sizes(result);

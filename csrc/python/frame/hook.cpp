@@ -55,16 +55,22 @@ py::Ref function_for(const Target& t, PyObject* code) {
   return f;
 }
 
-/// A graph raised that leaves no trace: the frame is to be run as it is.
-struct RunAgain {};
+/// A graph raised that leaves no trace, or is not to run: the frame is to be run as it is. `took`: wants to know how
+/// long; may be empty.
+struct RunAgain {
+  std::function<void(double seconds)> took = nullptr;
+};
 
 /// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it.
-PyObject* call_plainly(const Target& t, const guards::Call& call) {
+PyObject* call_plainly(const Target& t, const guards::Call& call, const RunAgain& again) {
   const py::Ref function = function_for(t, reinterpret_cast<PyObject*>(t.code));
   const py::BoundArguments given(t.code, call.locals);
   Mode& m = mode();
   Scoped<int> off(m.disabled, m.disabled + 1);
-  return PyObject_Call(function.get(), given.args.get(), given.kwargs.get());
+  const auto start = std::chrono::steady_clock::now();
+  PyObject* result = PyObject_Call(function.get(), given.args.get(), given.kwargs.get());
+  if (again.took && result) again.took(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return result;
 }
 
 /// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
@@ -107,6 +113,8 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
     if (holds(entry.eager_condition, values)) throw RunAgain{};
     const std::vector<int64_t> ints = ints_of(entry, values);
+    if (entry.sizes)
+      if (auto took = entry.sizes->waits(inputs, ints)) throw RunAgain{std::move(took)};
     if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.first_source());
     owned.clear();
     std::optional<runtime::GeneratorState> generator;
@@ -386,8 +394,8 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
       std::vector<py::Ref> results = run_region(*entry, values.data(), owned);
       KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
       return results[0].release();
-    } catch (const RunAgain&) {
-      return call_plainly(target, first_call);
+    } catch (const RunAgain& again) {
+      return call_plainly(target, first_call, again);
     }
   }
   // The frame goes on in plain code, whose calls are compiled in their own right.
@@ -400,8 +408,8 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     std::vector<py::Ref> results;
     try {
       results = run_region(*entry, values.data(), owned);
-    } catch (const RunAgain&) {
-      return call_plainly(target, call);
+    } catch (const RunAgain& again) {
+      return call_plainly(target, call, again);
     }
     if (!entry->continuation) {
       KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");

@@ -9,6 +9,7 @@
 #include "python/cpython/tensor.h"
 #include "python/frame/errors.h"
 #include "python/pch.h"
+#include "runtime/sized_program.h"
 
 namespace kiln::frame {
 
@@ -63,6 +64,7 @@ void set_to_fx(ToFx f) { to_fx = f; }
 
 std::string backend_refusal(const CaptureResult& captured) {
   if (!captured.torch_level) return "a call that no torch.fx graph has a node for";
+  if (!runtime::SizedProgram::runs(*captured.traced)) return "a custom autograd function in a graph for a backend";
   // Functions that are one node there ask for sizes of what they compute: these need none.
   std::string unknown;
   for (const symbolic::Number& n : captured.torch_sizes)

@@ -87,7 +87,8 @@ void SizedEntry::add_captured(const std::vector<at::Tensor>& inputs, const Ints&
 bool SizedEntry::pays(const Variant& v) const {
   if (v.refused || mode().run_only || options().size_limit <= 0) return false;
   const bool few = static_cast<int64_t>(num_compiled_) < options().recompile_limit;
-  return few ? v.calls > 0 : v.seconds > compile_seconds_;
+  // What has run in eager is taken to gain half of its time.
+  return few ? v.calls > 0 || !program_->runs() : v.seconds > compile_seconds_ * (program_->runs() ? 1 : 2);
 }
 
 void SizedEntry::compile(Variant& v, const std::vector<at::Tensor>& inputs, const Ints& ints) {
@@ -123,6 +124,21 @@ void SizedEntry::compile(Variant& v, const std::vector<at::Tensor>& inputs, cons
   if (!oldest) return;
   oldest->graph = nullptr;
   --num_compiled_;
+}
+
+std::function<void(double)> SizedEntry::waits(const std::vector<at::Tensor>& inputs, const Ints& ints) {
+  if (program_->runs()) return nullptr;
+  const std::shared_ptr<Variant> v = find(ints, [&](size_t i) { return inputs[i]; });
+  try {
+    if (!v->graph && pays(*v)) compile(*v, inputs, ints);
+  } catch (const runtime::SizesDiffer&) {
+    v->fits = false;
+  }
+  if (v->graph) return nullptr;
+  return [v](double seconds) {
+    v->seconds += seconds;
+    ++v->calls;
+  };
 }
 
 std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) {

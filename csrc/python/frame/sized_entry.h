@@ -1,6 +1,7 @@
 #pragma once
 #include <Python.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -14,7 +15,8 @@ namespace kiln::frame {
 
 /// What one captured graph whose sizes are left open has for each combination of sizes that came up. New ones run
 /// operator by operator, without Python. Those that come again are compiled: at once as long as few are
-/// (recompile_limit), then once they have spent the time of a compile, for which see LateSizes. Needs the GIL.
+/// (recompile_limit), then once they have spent the time of a compile, for which see LateSizes. Programs that must be
+/// compiled to run (SizedProgram::runs) are, at once, as long as few are, and run in eager otherwise. Needs the GIL.
 class SizedEntry {
  public:
   /// What is asked before the graph runs: the conditions on its inputs, with others left to the run; or all of them.
@@ -32,6 +34,9 @@ class SizedEntry {
                     std::shared_ptr<runtime::CompiledFunction> graph, double seconds);
   /// What the program delivers for these inputs, for who runs the graph otherwise. Throws SizesDiffer.
   Ints delivered(PyObject* const* inputs, const Ints& ints);
+  /// For a program that must be compiled to run: null if it is, for these sizes, or has been made so by this call. Else
+  /// the call is eager's, and what is returned is to be told the seconds that it took.
+  std::function<void(double seconds)> waits(const std::vector<at::Tensor>& inputs, const Ints& ints);
   /// Runs what there is for the sizes of `inputs`; `sizes`: gets those that the program delivers. Throws SizesDiffer,
   /// with nothing changed, if the program goes another way for them after all; fits() knows then.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes);
@@ -58,6 +63,7 @@ class SizedEntry {
   /// The variant of the inputs that `get` gives by position.
   template <class Get>
   std::shared_ptr<Variant> find(const Ints& ints, Get&& get);
+  /// Whether `v`, of a call at hand, is to be compiled.
   bool pays(const Variant& v) const;
   void compile(Variant& v, const std::vector<at::Tensor>& inputs, const Ints& ints);
 
