@@ -39,6 +39,25 @@ bool is_custom_view(const at::Tensor& t) {
          torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == CreationMeta::IN_CUSTOM_FUNCTION;
 }
 
+bool is_inference_view(const at::Tensor& t) {
+  return t.is_view() &&
+         torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == CreationMeta::INFERENCE_MODE;
+}
+
+void note_inference_view(const at::Tensor& t) {
+  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(t); meta && meta->has_bw_view())
+    meta->set_creation_meta(CreationMeta::INFERENCE_MODE);
+}
+
+at::Tensor as_inference_tensor(const at::Tensor& t) {
+  if (!t.defined() || t.is_inference()) return t;
+  const c10::InferenceMode mode;  // what is made in it has no keys for autograd, and no version
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(t.storage()), t.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView, t.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+  return made;
+}
+
 namespace {
 struct Calls : torch::autograd::PostAccumulateGradHook {
   std::vector<std::function<void()>> calls;

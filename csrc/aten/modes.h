@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "aten/convert.h"
 
@@ -9,6 +10,7 @@ namespace kiln::aten {
 /// This thread's modes that change what an operator on the CPU does, as they are when this is made.
 struct Modes {
   bool grad = at::GradMode::is_enabled();
+  bool inference = c10::InferenceMode::is_enabled();  // restore() leaves it: blocks end by themselves
   bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
   at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
   bool autocast_cache = at::autocast::is_autocast_cache_enabled();
@@ -20,6 +22,9 @@ struct Modes {
     at::autocast::set_autocast_cache_enabled(autocast_cache);
   }
 };
+
+/// Whether autograd records: enable_grad() inside of inference_mode() changes nothing.
+inline bool grad_enabled() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
 
 /// Puts the CPU's autocast into the state that a node was recorded in; back at the end. Casts of weights are not
 /// cached: the cache would outlive the run.

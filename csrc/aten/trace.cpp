@@ -10,6 +10,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "aten/functional_form.h"
+#include "aten/modes.h"
 #include "aten/overlap.h"
 #include "aten/pch.h"
 #include "aten/probe.h"
@@ -77,12 +78,12 @@ std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
 }
 
 bool needs_gradient(const c10::IValue& v) {
-  return at::GradMode::is_enabled() && v.isTensor() && v.toTensor().defined() && v.toTensor().requires_grad();
+  return grad_enabled() && v.isTensor() && v.toTensor().defined() && v.toTensor().requires_grad();
 }
 
 /// Whether gradients go through what the kernel of an operator from elsewhere calls, since it has no autograd kernel.
 bool differentiates_inside(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
-  if (!at::GradMode::is_enabled() || op.operator_name().name.starts_with("aten::")) return false;
+  if (!grad_enabled() || op.operator_name().name.starts_with("aten::")) return false;
   for (const auto key : {c10::DispatchKey::Autograd, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
                          c10::DispatchKey::CompositeImplicitAutograd})
     if (op.hasKernelForDispatchKey(key)) return false;
@@ -264,7 +265,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   if (recorded) call.assign(stack->begin() + static_cast<int64_t>(first), stack->end());
   // What is written cannot be taken back, what is returned may be large.
   if (info.kind == OpKind::InPlace) refuse(call);
-  const bool grad_enabled = at::GradMode::is_enabled();
+  const bool differentiable = grad_enabled();
   restore_devices(given);
   const bool composite = recorded && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   // Of such a one, the schema does not say whether it returns its argument (pad, contiguous).
@@ -341,7 +342,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
                  {graph::Arg::ints(t.sizes().vec()), graph::Arg(dtype_of(t.scalar_type())), graph::Arg(),
                   graph::Arg(device_of(t.device())), graph::Arg()},
                  tensors)
-        ->grad_enabled = grad_enabled;
+        ->grad_enabled = differentiable;
     making_from_nothing = false;
     return;
   }
@@ -357,7 +358,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     trace->sizes->note_argument(std::move(a));
   }
   node->returns_list = list;
-  node->grad_enabled = grad_enabled;
+  node->grad_enabled = differentiable;
   node->fresh = may_return_argument && std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
                   return t.defined() && (!t.has_storage() || memory.contains(t.storage().unsafeGetStorageImpl()));
                 });
@@ -392,7 +393,7 @@ graph::Node* Trace::record(graph::Op op, std::vector<graph::Arg> args, const std
   graph::Node* node = graph_->add_call(op, std::move(args), std::move(metas), name_hint);
   if (at::autocast::is_autocast_enabled(at::kCPU))
     node->autocast = dtype_of(at::autocast::get_autocast_dtype(at::kCPU));
-  node->grad_enabled = at::GradMode::is_enabled();
+  node->grad_enabled = grad_enabled();
   if (stack_trace) node->stack = stack_trace();
   if (sizes)
     for (const graph::Arg& a : node->args)

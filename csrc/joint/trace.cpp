@@ -11,6 +11,7 @@
 #include "aten/fake.h"
 #include "aten/functional_form.h"
 #include "aten/functional_tensor.h"
+#include "aten/modes.h"
 #include "aten/pch.h"
 #include "base/error.h"
 #include "graph/passes/passes.h"
@@ -519,7 +520,7 @@ void Tracer::find_kept() {
 
 Joint Tracer::run(const Program& program) {
   using c10::DispatchKey;
-  const bool grad_enabled = at::GradMode::is_enabled();
+  const bool grad_enabled = aten::grad_enabled();
   c10::InferenceMode no_inference(false);
   at::AutoGradMode grad_mode(grad_enabled);
   // Whoever records above autograd has nothing to see here.

@@ -372,6 +372,18 @@ def checkpoint(
     return result
 
 
+def inference_mode___enter__(self):
+    if self.mode is not True or not _C._inference_mode(True):
+        return NotImplemented
+    return None
+
+
+def inference_mode___exit__(self, exc_type, exc_value, traceback):
+    if self.mode is not True or not _C._inference_mode(False):
+        return NotImplemented
+    return None
+
+
 def _group_tensors_by_device_and_dtype(tensorlistlist, with_indices=False):
     """What torch._C's function of this name does: the lists' tensors by the device and dtype of the first list's."""
     groups = {}

@@ -17,6 +17,7 @@ KILN_BINDINGS(control) {
   m.def("graph_break", [] {}, "Ends the graph here when captured; does nothing otherwise.");
   m.def("_checkpoint",
         [](const std::string&) { throw UserError("a step of a captured checkpoint outside of a capture"); });
+  m.def("_inference_mode", [](bool) { return false; });
   m.def("_custom_function", [](const std::string&, const pybind11::args&) {
     throw UserError("a step of a captured torch.autograd.Function outside of a capture");
   });

@@ -626,6 +626,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return gradient_hook_step(args, n);
     case Policy::Checkpoint:
       return checkpoint_step(args, n);
+    case Policy::InferenceMode:
+      return inference_mode_step(args, n);
     case Policy::Number:
       return number_step(args, n);
     case Policy::RunBackward:

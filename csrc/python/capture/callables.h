@@ -41,6 +41,7 @@ enum class Policy : unsigned char {
   CustomFunction,
   GradientHook,
   Checkpoint,
+  InferenceMode,
   Number,
   Item,
   Polyfill,

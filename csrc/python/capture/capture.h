@@ -45,7 +45,12 @@ struct CaptureResult {
   std::unordered_set<std::string>
       constant_numbers;                            // of CaptureOptions::changing_numbers, those that must be constants
   std::unordered_set<std::string> breaking_items;  // calls of item() that must break the graph
-  /// Asked before the graph runs. Its one output is a bool.
+  /// What was made in inference mode, by index among the graphs' outputs: tensors, or else views of other ones.
+  struct InferenceOutput {
+    int64_t index;
+    bool view;
+  };
+  std::vector<InferenceOutput> inference_outputs;
   struct Condition {
     std::shared_ptr<graph::Graph> graph;  // null: there is none
     std::vector<size_t> inputs;           // by index in CaptureResult::inputs
@@ -94,6 +99,7 @@ struct CaptureOptions {
   /// decided (Machine::decide_numbers), or breaks the graph.
   bool item_numbers = false;
   std::unordered_set<std::string> breaking_items;
+  bool inference_modes = true;  // blocks of torch.inference_mode() do not break the graph
   bool texts = true;  // what is formatted of numbers and sizes is made when the graph has run (Machine::make_text)
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
   bool assertions = false;

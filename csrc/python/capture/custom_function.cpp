@@ -27,7 +27,7 @@ PyObject* Machine::call_custom_function(py311::Frame* frame, bool* handled) {
     return nullptr;
   }
   bool wanted = false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args) && at::GradMode::is_enabled(); ++i)
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args) && aten::grad_enabled(); ++i)
     wanted |= py::is_tensor(PyTuple_GET_ITEM(args, i)) && THPVariable_Unpack(PyTuple_GET_ITEM(args, i)).requires_grad();
   py::Ref given = py::Ref::steal(PyTuple_Pack(3, cls, args, wanted ? Py_True : Py_False));
   if (!given) return nullptr;

@@ -1,6 +1,8 @@
 // The evaluator's loop, the root frame, and the attempts at a capture.
 #include "python/capture/machine.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <array>
 
 #include "aten/fake.h"
@@ -446,6 +448,10 @@ CaptureResult Machine::run() {
   PyObject* r;
   {
     aten::Recording recording(trace);
+    const auto leave_inference = c10::make_scope_exit([this] {
+      inference_stays = done && !inference_modes.empty();
+      while (!inference_modes.empty()) inference_modes.pop_back();
+    });
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
     // Calls go to these from C, so that nobody looks them up.
     for (int64_t i = 0; i < py::num_function_modes(); ++i) {
@@ -509,6 +515,20 @@ CaptureResult Machine::run() {
   return std::move(result);
 }
 
+PyObject* Machine::inference_mode_step(PyObject* const* args, size_t n) {
+  KILN_CHECK(n == 1, "kiln._C._inference_mode takes whether to enter");
+  if (args[0] == Py_True) {
+    // A graph for a custom backend has no node for it.
+    if (!options.inference_modes || options.for_fx || aten::inside_transform() || py::function_mode_active())
+      Py_RETURN_FALSE;
+    inference_modes.push_back(std::make_unique<c10::InferenceMode>());
+    Py_RETURN_TRUE;
+  }
+  if (inference_modes.empty()) Py_RETURN_FALSE;
+  inference_modes.pop_back();
+  Py_RETURN_TRUE;
+}
+
 CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {
   names();
   load_callables();
@@ -535,6 +555,10 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
         options.changing_numbers = nullptr;
         options.item_numbers = false;
       }
+      continue;
+    }
+    if (m.inference_stays) {
+      options.inference_modes = false;
       continue;
     }
     if (m.text_needed) {

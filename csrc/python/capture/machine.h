@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/InferenceMode.h>
+
 #include <deque>
 #include <functional>
 #include <memory>
@@ -661,6 +663,11 @@ class Machine {
   aten::Modes modes_at_start;
   aten::TransformModes transform_modes_at_start;
   py::FunctionModes function_modes_at_start;
+  /// The blocks of torch.inference_mode() that the program is in, and entered in the captured part; and whether it was
+  /// in some where that ended, which nothing on leaving could enter.
+  std::vector<std::unique_ptr<c10::InferenceMode>> inference_modes;
+  bool inference_stays = false;
+  PyObject* inference_mode_step(PyObject* const* args, size_t n);
   std::vector<std::pair<PyObject*, py::Ref>> data_written;  // fakes of existing tensors, with what their .data is now
   std::vector<PyObject*> flags_written;  // fakes of existing tensors whose .requires_grad was written
   /// Tensors that became leaves of autograd, with the root's instruction that made them so.

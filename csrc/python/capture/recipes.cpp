@@ -1,6 +1,7 @@
 // Recipes: how to make anew, when the graph has run, what the captured code made and left alive.
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "aten/autograd.h"
 #include "aten/fake.h"
 #include "base/error.h"
 #include "python/capture/callables.h"
@@ -17,6 +18,10 @@ RecipePtr Leaver::output(PyObject* tensor) {
   if (first) {
     const graph::Value v = m.trace.value_of(t);
     if (!v) throw NotRebuildable{"a tensor that no recorded operation made"};
+    const bool view = aten::is_inference_view(t);
+    // Where the whole part runs in it, its tensors are made in it.
+    if (view || (t.is_inference() && !m.modes_at_start.inference))
+      m.result.inference_outputs.push_back({it->second, view});
     m.trace.graph().outputs().emplace_back(v);
     tensors.push_back(t);
     auto twin = m.to_torch.find(v);

@@ -37,6 +37,7 @@ struct Entry {
     explicit operator bool() const { return graph || program; }
   };
   Condition eager_condition, other_branch;
+  std::vector<capture::CaptureResult::InferenceOutput> inference_outputs;
   /// The graph's last output is CaptureResult::failed.
   bool has_assertions = false;
   /// What running the graph does beyond its outputs. If it raises before it has changed anything, the frame is run

@@ -116,6 +116,8 @@ void drop_unused_outputs(CaptureResult& result, LeaveProgram& leave) {
     g->outputs() = std::move(kept);
   }
   leave.renumber_outputs(map);
+  for (auto& o : result.inference_outputs) o.index = map.at(static_cast<size_t>(o.index));
+  std::erase_if(result.inference_outputs, [](const auto& o) { return o.index < 0; });
 }
 
 /// What running the graph changes.
@@ -376,6 +378,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     for (const symbolic::Number& n : result.sizes->outputs())
       entry->delivered_sizes.push_back(result.sizes->hint_bits(n));
   entry->leave = std::move(leave);
+  entry->inference_outputs = result.inference_outputs;
   entry->continuation = continuation.code;
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
   if (result.traced) entry->effects = effects_of(*result.traced);

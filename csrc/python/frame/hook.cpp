@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 
+#include "aten/autograd.h"
 #include "aten/modes.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -145,6 +146,13 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
         throw RunAgain{};
       }
       out.tensors.pop_back();
+    }
+    for (const auto& made : entry.inference_outputs) {
+      at::Tensor& t = out.tensors.at(static_cast<size_t>(made.index));
+      if (made.view)
+        aten::note_inference_view(t);
+      else
+        t = aten::as_inference_tensor(t);
     }
   } else if (entry.python_graph) {
     out.python = true;
