@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kSmallest = 64 << 10;
 constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kSlack = 32 << 20;
 
 /// Sizes are rounded up to a multiple of an eighth of their power of two: at most 12.5 % is lost.
 size_t size_class(size_t bytes) {
@@ -79,9 +80,10 @@ struct Pool {
       stats.in_use -= size;
       stats.cached += size;
       free_of_size[size].push_front(free.begin());
-      // What a step needs at once is at most its peak; keeping more than that only holds on to memory. Blocks of sizes
-      // that nobody asks for any more go first.
-      while (stats.in_use + stats.cached > peak_in_use) {
+      // What a step needs at once is at most its peak; keeping much more than that only holds on to memory. A little
+      // more is what blocks of several sizes need: a workspace is free when the result behind it is asked for, and
+      // would go as soon as that step's input is free, too. Blocks of sizes that nobody asks for any more go first.
+      while (stats.in_use + stats.cached > peak_in_use + std::max(peak_in_use / 8, kSlack)) {
         const auto oldest = std::prev(free.end());
         stats.cached -= oldest->size;
         free_of_size[oldest->size].pop_back();
