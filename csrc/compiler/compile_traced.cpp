@@ -16,6 +16,7 @@
 #include "graph/passes/lift_convolutions.h"
 #include "graph/passes/passes.h"
 #include "graph/passes/patch_convolutions.h"
+#include "graph/passes/volume_convolutions.h"
 #include "joint/finish.h"
 #include "joint/partition/tangents.h"
 #include "joint/rematerialize.h"
@@ -158,6 +159,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   // Before the partition, so that saved activations keep the layout.
   pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
   pass("joint.patch_convolutions", g, [&] { return graph::patch_convolutions(g); });
+  pass("joint.volume_convolutions", g, [&] { return graph::volume_convolutions(g); });
   pass("joint.rematerialize", g, [&] { return joint::rematerialize(g); });
   pass("joint.separate_outputs", g, [&] { return joint::separate_outputs(joint); });
   if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "joint graph", graph::print(g));

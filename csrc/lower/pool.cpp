@@ -1,5 +1,5 @@
-// Windows over images: pooling, its gradients, and nearest resampling. Gradients gather: each input element adds up the
-// windows that cover it, so that elements stay independent and no place is written twice.
+// Windows over images and volumes: pooling, its gradients, and nearest resampling. Gradients gather: each input element
+// adds up the windows that cover it, so that elements stay independent and no place is written twice.
 #include <limits>
 
 #include "base/error.h"
@@ -19,22 +19,51 @@ int64_t pick(const std::vector<int64_t>& v, size_t i, int64_t otherwise) {
   return v.empty() ? otherwise : v.size() == 1 ? v[0] : v.at(i);
 }
 
-// The two last dims' windows; arguments as in max_pool2d and avg_pool2d.
-std::array<Window, 2> windows(const Sizes& in, const Sizes& out, const Arg& kernel, const Arg& stride,
-                              const Arg& padding, const Arg* dilation) {
+// Those of the last dims, as many as are pooled.
+using Windows = std::vector<Window>;
+
+// The last `rank` dims' windows; arguments as in max_pool2d and avg_pool2d.
+Windows windows(size_t rank, const Sizes& in, const Sizes& out, const Arg& kernel, const Arg& stride,
+                const Arg& padding, const Arg* dilation) {
   const auto k = kernel.to_ints(), s = stride.to_ints(), p = padding.to_ints();
   const auto d = dilation ? dilation->to_ints() : std::vector<int64_t>{1};
-  std::array<Window, 2> w;
-  for (size_t i = 0; i < 2; ++i)
+  Windows w(rank);
+  for (size_t i = 0; i < rank; ++i)
     w[i] = {pick(k, i, 1), pick(s, i, pick(k, i, 1)), pick(p, i, 0),
-            pick(d, i, 1), in[in.size() - 2 + i],     out[out.size() - 2 + i]};
+            pick(d, i, 1), in[in.size() - rank + i],  out[out.size() - rank + i]};
   return w;
 }
 
-// mask and index of window element (a, b) at output (y, x); dims in front stay.
-Val inside(Ops& o, const Expr& y, const Expr& x, int64_t h, int64_t w) {
-  const Val in_y = o.in_range(y, 0, h), in_x = o.in_range(x, 0, w);
-  return o.And(in_y, in_x);
+Sizes reached(const Windows& w) {
+  Sizes sizes;
+  for (const Window& x : w) sizes.push_back(x.reached());
+  return sizes;
+}
+
+// What element q of the window at output p lies at; dims in front stay.
+std::vector<Expr> element(const Windows& w, const std::vector<Expr>& p, const std::vector<Expr>& q) {
+  std::vector<Expr> at(p.begin(), p.end());
+  for (size_t i = 0; i < w.size(); ++i) {
+    Expr& x = at[at.size() - w.size() + i];
+    x = x * Expr(w[i].stride) + q[i] * Expr(w[i].dilation) - Expr(w[i].padding);
+  }
+  return at;
+}
+
+Val inside(Ops& o, const Windows& w, const std::vector<Expr>& at) {
+  std::optional<Val> all;
+  for (size_t i = 0; i < w.size(); ++i) {
+    const Val one = o.in_range(at[at.size() - w.size() + i], 0, w[i].in);
+    all = all ? o.And(*all, one) : one;
+  }
+  return *all;
+}
+
+// Where it is in its image, counted row by row.
+Expr place(const Windows& w, const std::vector<Expr>& at) {
+  Expr place = at[at.size() - w.size()];
+  for (size_t i = 1; i < w.size(); ++i) place = place * Expr(w[i].in) + at[at.size() - w.size() + i];
+  return place;
 }
 
 double lowest(DType t) {
@@ -53,11 +82,12 @@ double lowest(DType t) {
   }
 }
 
+template <size_t Rank>
 bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, dilation, ceil_mode) -> (max, index)
   const Tensor t = l.in_memory(n.arg(0).value());
-  if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < 3 || t.dtype == DType::Bool) return false;
+  if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < Rank + 1 || t.dtype == DType::Bool) return false;
   const Arg dilation = n.arg(4);
-  const auto w = windows(t.sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), &dilation);
+  const auto w = windows(Rank, t.sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), &dilation);
   const bool with_index = n.results.size() > 1 && l.is_used(n, 1);
   const Tensor to = l.new_buffer(n, 0);
   const Tensor index_to = with_index ? l.new_buffer(n, 1) : Tensor();
@@ -71,19 +101,15 @@ bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, 
   loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
   std::vector<Expr> p(order.size());
   for (size_t i = 0; i < order.size(); ++i) p[order[i]] = b.outer()[i];
-  const std::vector<Expr> q = b.stage({w[0].reached(), w[1].reached()});
-  const size_t yd = p.size() - 2, xd = p.size() - 1;
-  std::vector<Expr> at(p.begin(), p.end());
-  at[yd] = p[yd] * Expr(w[0].stride) + q[0] * Expr(w[0].dilation) - Expr(w[0].padding);
-  at[xd] = p[xd] * Expr(w[1].stride) + q[1] * Expr(w[1].dilation) - Expr(w[1].padding);
-  const Val is_inside = inside(b, at[yd], at[xd], w[0].in, w[1].in);
+  const std::vector<Expr> at = element(w, p, b.stage(reached(w)));
+  const Val is_inside = inside(b, w, at);
   const Val v = cast_to(b, load_if(b, t, is_inside, at, lowest(t.dtype)), compute);
   std::vector<Val> r;
   if (with_index) {
     // Of equal values the least index is taken: never one of the padding. Of several NaNs eager takes the last, so that
     // these have their index, i, as -1 - i.
     const auto from_end = [&](Val i) { return b.Sub(b.constant_int(DType::Int64, -1), i); };
-    Val index = b.index_value(at[yd] * Expr(w[1].in) + at[xd]);
+    Val index = b.index_value(place(w, at));
     if (is_floating(compute)) index = b.where(b.Ne(v, v), from_end(index), index);
     index = b.where(is_inside, index, b.constant_int(DType::Int64, std::numeric_limits<int64_t>::max()));
     r = b.reduce(ReduceKind::ArgMax, {v, index});
@@ -103,7 +129,7 @@ bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, 
 
 // A nest over the input's elements and the windows that may cover each: sum of value(window position, mask).
 bool gather_windows(
-    Lowering& l, const Node& n, const std::array<Window, 2>& w, DType compute,
+    Lowering& l, const Node& n, const Windows& w, DType compute,
     const std::function<Val(Ops&, const std::vector<Expr>& p, const std::vector<Expr>& at, Val mask)>& value) {
   for (const Window& x : w)
     if (x.dilation != 1) return false;
@@ -123,8 +149,8 @@ bool gather_windows(
   const std::vector<Expr> q = b.stage(candidates);
   std::vector<Expr> at(p.begin(), p.end());
   std::optional<Val> mask;
-  for (size_t i = 0; i < 2; ++i) {
-    const size_t d = p.size() - 2 + i;
+  for (size_t i = 0; i < w.size(); ++i) {
+    const size_t d = p.size() - w.size() + i;
     const Expr padded = p[d] + Expr(w[i].padding);
     at[d] = symbolic::floordiv(padded, w[i].stride) - q[i];
     // Window `at` covers element p if p is less than a kernel behind its start.
@@ -140,17 +166,18 @@ bool gather_windows(
   return true;
 }
 
+template <size_t Rank>
 bool max_pool_backward(Lowering& l, const Node& n) {
   // (grad, self, kernel, stride, padding, dilation, ceil_mode, indices)
   const Tensor grad = l.in_memory(l.get(n.arg(0)), n.name + "_grad");
   const Tensor index = l.in_memory(l.get(n.arg(7)), n.name + "_index");
   if (grad.numel() == 0 || !is_floating(grad.dtype)) return false;
   const Arg dilation = n.arg(5);
-  const auto w = windows(n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), &dilation);
+  const auto w = windows(Rank, n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), &dilation);
   const DType compute = compute_type(grad.dtype);
   return gather_windows(l, n, w, compute,
                         [&](Ops& o, const std::vector<Expr>& p, const std::vector<Expr>& at, Val mask) {
-                          const Val here = o.index_value(p[p.size() - 2] * Expr(w[1].in) + p.back());
+                          const Val here = o.index_value(place(w, p));
                           const Val chosen = o.Eq(load_if(o, index, mask, at, -1), here);
                           const Val g = cast_to(o, load_if(o, grad, mask, at, 0), compute);
                           return o.where(chosen, g, o.constant(compute, 0));
@@ -173,26 +200,27 @@ Val window_size(Ops& o, const Window& w, const Expr& at, bool count_padding, DTy
 struct Divisor {
   bool count_padding;
   std::optional<int64_t> fixed;
-  Val of(Ops& o, const std::array<Window, 2>& w, const std::vector<Expr>& at, DType t) const {
+  Val of(Ops& o, const Windows& w, const std::vector<Expr>& at, DType t) const {
     if (fixed) return o.constant(t, static_cast<double>(*fixed));
-    return o.Mul(window_size(o, w[0], at[at.size() - 2], count_padding, t),
-                 window_size(o, w[1], at.back(), count_padding, t));
+    std::optional<Val> size;
+    for (size_t i = 0; i < w.size(); ++i) {
+      const Val one = window_size(o, w[i], at[at.size() - w.size() + i], count_padding, t);
+      size = size ? o.Mul(*size, one) : one;
+    }
+    return *size;
   }
 };
 
-bool average(Lowering& l, const Node& n, const std::array<Window, 2>& w, const Divisor& divisor) {
+bool average(Lowering& l, const Node& n, const Windows& w, const Divisor& divisor) {
   const Tensor t = l.in_memory(n.arg(0).value());
-  if (t.numel() == 0 || n.results[0].numel() == 0 || t.dim() < 3 || !is_floating(t.dtype)) return false;
+  if (t.numel() == 0 || n.results[0].numel() == 0 || t.sizes.size() <= w.size() || !is_floating(t.dtype)) return false;
   const Tensor to = l.new_buffer(n, 0);
   const DType compute = compute_type(t.dtype);
   loops::NestBuilder b(l.buffers(), l.name_of(n), to.sizes);
-  const std::vector<Expr> q = b.stage({w[0].reached(), w[1].reached()});
+  const std::vector<Expr> q = b.stage(reached(w));
   const std::vector<Expr>& p = b.outer();
-  const size_t yd = p.size() - 2, xd = p.size() - 1;
-  std::vector<Expr> at(p.begin(), p.end());
-  at[yd] = p[yd] * Expr(w[0].stride) + q[0] - Expr(w[0].padding);
-  at[xd] = p[xd] * Expr(w[1].stride) + q[1] - Expr(w[1].padding);
-  const Val v = load_if(b, t, inside(b, at[yd], at[xd], w[0].in, w[1].in), at, 0);
+  const std::vector<Expr> at = element(w, p, q);
+  const Val v = load_if(b, t, inside(b, w, at), at, 0);
   const Val sum = b.reduce(ReduceKind::Sum, {cast_to(b, v, compute)})[0];
   b.stage({});
   const Val mean = b.Div(sum, divisor.of(b, w, p, compute));
@@ -202,8 +230,7 @@ bool average(Lowering& l, const Node& n, const std::array<Window, 2>& w, const D
   return true;
 }
 
-bool average_backward(Lowering& l, const Node& n, const Tensor& grad, const std::array<Window, 2>& w,
-                      const Divisor& divisor) {
+bool average_backward(Lowering& l, const Node& n, const Tensor& grad, const Windows& w, const Divisor& divisor) {
   if (grad.numel() == 0 || !is_floating(grad.dtype)) return false;
   const DType compute = compute_type(grad.dtype);
   return gather_windows(l, n, w, compute, [&](Ops& o, const std::vector<Expr>&, const std::vector<Expr>& at, Val mask) {
@@ -212,42 +239,52 @@ bool average_backward(Lowering& l, const Node& n, const Tensor& grad, const std:
   });
 }
 
+template <size_t Rank>
 bool avg_pool(Lowering& l, const Node& n) {
   // (self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-  const auto w = windows(l.get(n.arg(0)).sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), nullptr);
+  const auto w = windows(Rank, l.get(n.arg(0)).sizes, n.results[0].sizes, n.arg(1), n.arg(2), n.arg(3), nullptr);
   Divisor d{n.arg(5).to_bool(), std::nullopt};
   if (!n.arg(6).is_none()) d.fixed = n.arg(6).to_int();
   return average(l, n, w, d);
 }
 
+template <size_t Rank>
 bool avg_pool_backward(Lowering& l, const Node& n) {
   // (grad, self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
   const Tensor grad = l.in_memory(l.get(n.arg(0)), n.name + "_grad");
-  const auto w = windows(n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), nullptr);
+  const auto w = windows(Rank, n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), nullptr);
   Divisor d{n.arg(6).to_bool(), std::nullopt};
   if (!n.arg(7).is_none()) d.fixed = n.arg(7).to_int();
   return average_backward(l, n, grad, w, d);
 }
 
 // Adaptive pooling where every window has one size.
-std::optional<std::array<Window, 2>> even_windows(const Sizes& in, const Sizes& out) {
-  std::array<Window, 2> w;
-  for (size_t i = 0; i < 2; ++i) {
-    const int64_t a = in[in.size() - 2 + i], b = out[out.size() - 2 + i];
+std::optional<Windows> even_windows(size_t rank, const Sizes& in, const Sizes& out) {
+  Windows w(rank);
+  for (size_t i = 0; i < rank; ++i) {
+    const int64_t a = in[in.size() - rank + i], b = out[out.size() - rank + i];
     if (b == 0 || a % b != 0) return std::nullopt;
     w[i] = {a / b, a / b, 0, 1, a, b};
   }
   return w;
 }
 
-bool adaptive_avg_pool(Lowering& l, const Node& n) {  // (self, output_size)
-  const auto w = even_windows(l.get(n.arg(0)).sizes, n.results[0].sizes);
-  return w && average(l, n, *w, {true, (*w)[0].kernel * (*w)[1].kernel});
+int64_t volume(const Windows& w) {
+  int64_t elements = 1;
+  for (const Window& x : w) elements *= x.kernel;
+  return elements;
 }
 
+template <size_t Rank>
+bool adaptive_avg_pool(Lowering& l, const Node& n) {  // (self, output_size)
+  const auto w = even_windows(Rank, l.get(n.arg(0)).sizes, n.results[0].sizes);
+  return w && average(l, n, *w, {true, volume(*w)});
+}
+
+template <size_t Rank>
 bool adaptive_avg_pool_backward(Lowering& l, const Node& n) {  // (grad, self)
   const Tensor grad = l.get(n.arg(0));
-  const auto w = even_windows(n.results[0].sizes, grad.sizes);
+  const auto w = even_windows(Rank, n.results[0].sizes, grad.sizes);
   if (!w || grad.numel() == 0) return false;
   // Windows do not overlap: each element has exactly one.
   const DType compute = compute_type(grad.dtype), out = grad.dtype;
@@ -255,53 +292,60 @@ bool adaptive_avg_pool_backward(Lowering& l, const Node& n) {  // (grad, self)
                out, n.results[0].sizes,
                [grad, w = *w, compute, out](Ops& o, Index p) {
                  std::vector<Expr> at(p.begin(), p.end());
-                 for (size_t i = 0; i < 2; ++i)
-                   at[p.size() - 2 + i] = symbolic::floordiv(at[p.size() - 2 + i], w[i].kernel);
+                 for (size_t i = 0; i < Rank; ++i)
+                   at[p.size() - Rank + i] = symbolic::floordiv(at[p.size() - Rank + i], w[i].kernel);
                  const Val g = cast_to(o, grad.load(o, at), compute);
-                 const double size = static_cast<double>(w[0].kernel * w[1].kernel);
-                 return cast_to(o, o.Div(g, o.constant(compute, size)), out);
+                 return cast_to(o, o.Div(g, o.constant(compute, static_cast<double>(volume(w)))), out);
                },
                {grad}, 3));
   return true;
 }
 
-// Whole factor by which both image dims grow; others need float arithmetic on indices, which ATen does.
-std::optional<std::array<int64_t, 2>> factors(const Sizes& small, const Sizes& large) {
-  std::array<int64_t, 2> f;
-  for (size_t i = 0; i < 2; ++i) {
-    const int64_t a = small[small.size() - 2 + i], b = large[large.size() - 2 + i];
+// Whole factors by which the image's dims grow; others need float arithmetic on indices, which ATen does.
+template <size_t Rank>
+std::optional<std::array<int64_t, Rank>> factors(const Sizes& small, const Sizes& large) {
+  std::array<int64_t, Rank> f;
+  for (size_t i = 0; i < Rank; ++i) {
+    const int64_t a = small[small.size() - Rank + i], b = large[large.size() - Rank + i];
     if (a == 0 || b % a != 0) return std::nullopt;
     f[i] = b / a;
   }
   return f;
 }
-// An explicit scale must say the same as the sizes do.
-bool same_scale(const Arg& a, int64_t factor) {
-  return a.is_none() || (a.is_number() && a.to_double() == static_cast<double>(factor));
+// Explicit scales, the arguments from `at` on, must say the same as the sizes do.
+template <size_t Rank>
+bool same_scales(const Node& n, size_t at, const std::array<int64_t, Rank>& factors) {
+  for (size_t i = 0; i < Rank; ++i)
+    if (const Arg& a = n.arg(at + i);
+        !a.is_none() && !(a.is_number() && a.to_double() == static_cast<double>(factors[i])))
+      return false;
+  return true;
 }
 
-bool upsample_nearest(Lowering& l, const Node& n) {  // (self, output_size, scales_h, scales_w)
+template <size_t Rank>
+bool upsample_nearest(Lowering& l, const Node& n) {  // (self, output_size, a scale for each dim)
   const Tensor t = l.get(n.arg(0));
-  const auto f = factors(t.sizes, n.results[0].sizes);
-  if (!f || t.numel() == 0 || !same_scale(n.arg(2), (*f)[0]) || !same_scale(n.arg(3), (*f)[1])) return false;
+  const auto f = factors<Rank>(t.sizes, n.results[0].sizes);
+  if (!f || t.numel() == 0 || !same_scales(n, 2, *f)) return false;
   l.set(n, l.mapped(t, n.results[0].sizes, [f = *f](Index p) {
     std::vector<Expr> at(p.begin(), p.end());
-    for (size_t i = 0; i < 2; ++i) at[p.size() - 2 + i] = symbolic::floordiv(at[p.size() - 2 + i], f[i]);
+    for (size_t i = 0; i < Rank; ++i) at[p.size() - Rank + i] = symbolic::floordiv(at[p.size() - Rank + i], f[i]);
     return at;
   }));
   return true;
 }
 
-bool upsample_nearest_backward(Lowering& l, const Node& n) {  // (grad, output_size, input_size, scales_h, scales_w)
+template <size_t Rank>
+bool upsample_nearest_backward(Lowering& l, const Node& n) {  // (grad, output_size, input_size, a scale for each dim)
   const Tensor grad = l.get(n.arg(0));
-  const auto f = factors(n.results[0].sizes, grad.sizes);
-  if (!f || grad.numel() == 0 || !same_scale(n.arg(3), (*f)[0]) || !same_scale(n.arg(4), (*f)[1])) return false;
+  const auto f = factors<Rank>(n.results[0].sizes, grad.sizes);
+  if (!f || grad.numel() == 0 || !same_scales(n, 3, *f)) return false;
   const Tensor to = l.new_buffer(n);
   const DType compute = compute_type(grad.dtype);
   loops::NestBuilder b(l.buffers(), l.name_of(n), to.sizes);
-  const std::vector<Expr> q = b.stage({(*f)[0], (*f)[1]});
+  const std::vector<Expr> q = b.stage(Sizes(f->begin(), f->end()));
   std::vector<Expr> at = b.outer();
-  for (size_t i = 0; i < 2; ++i) at[at.size() - 2 + i] = at[at.size() - 2 + i] * Expr((*f)[i]) + q[i];
+  for (size_t i = 0; i < Rank; ++i) at[at.size() - Rank + i] = at[at.size() - Rank + i] * Expr((*f)[i]) + q[i];
   Val sum;
   {
     EvalScope scope;
@@ -315,14 +359,24 @@ bool upsample_nearest_backward(Lowering& l, const Node& n) {  // (grad, output_s
 }
 
 const RuleRow kRows[] = {
-    {"aten::max_pool2d_with_indices", max_pool},
-    {"aten::max_pool2d_with_indices_backward", max_pool_backward},
-    {"aten::avg_pool2d", avg_pool},
-    {"aten::avg_pool2d_backward", avg_pool_backward},
-    {"aten::_adaptive_avg_pool2d", adaptive_avg_pool},
-    {"aten::_adaptive_avg_pool2d_backward", adaptive_avg_pool_backward},
-    {"aten::upsample_nearest2d", upsample_nearest},
-    {"aten::upsample_nearest2d_backward", upsample_nearest_backward},
+    {"aten::max_pool2d_with_indices", max_pool<2>},
+    {"aten::max_pool2d_with_indices_backward", max_pool_backward<2>},
+    {"aten::max_pool3d_with_indices", max_pool<3>},
+    {"aten::max_pool3d_with_indices_backward", max_pool_backward<3>},
+    {"aten::avg_pool2d", avg_pool<2>},
+    {"aten::avg_pool2d_backward", avg_pool_backward<2>},
+    {"aten::avg_pool3d", avg_pool<3>},
+    {"aten::avg_pool3d_backward", avg_pool_backward<3>},
+    {"aten::_adaptive_avg_pool2d", adaptive_avg_pool<2>},
+    {"aten::_adaptive_avg_pool2d_backward", adaptive_avg_pool_backward<2>},
+    {"aten::_adaptive_avg_pool3d", adaptive_avg_pool<3>},
+    {"aten::_adaptive_avg_pool3d_backward", adaptive_avg_pool_backward<3>},
+    {"aten::upsample_nearest1d", upsample_nearest<1>},
+    {"aten::upsample_nearest1d_backward", upsample_nearest_backward<1>},
+    {"aten::upsample_nearest2d", upsample_nearest<2>},
+    {"aten::upsample_nearest2d_backward", upsample_nearest_backward<2>},
+    {"aten::upsample_nearest3d", upsample_nearest<3>},
+    {"aten::upsample_nearest3d_backward", upsample_nearest_backward<3>},
 };
 
 }  // namespace

@@ -21,7 +21,8 @@ log log1p logaddexp logical_and logical_not logical_xor logsumexp masked_fill ma
 permute pow prod reciprocal remainder repeat reshape roll round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid
 slice_scatter softmax log_softmax split sqrt square stack std std_mean sub sum t tanh tile tril triu trunc unbind unflatten var
 var_mean where xlogy nan_to_num linalg.vector_norm native_layer_norm nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d
-nn.functional.conv2d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
+nn.functional.avg_pool3d nn.functional.adaptive_avg_pool3d nn.functional.max_pool3d nn.functional.conv3d
+nn.functional.conv_transpose3d nn.functional.conv2d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
 nn.functional.gelu nn.functional.glu nn.functional.group_norm nn.functional.hardswish nn.functional.huber_loss
 nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool2d
 nn.functional.mish nn.functional.mse_loss nn.functional.nll_loss nn.functional.pad nn.functional.pixel_shuffle nn.functional.relu
@@ -452,13 +453,15 @@ def test_max_pooling_over_one_dim(of, window):
         check(lambda x: torch.nn.functional.max_pool1d(x, 3, **window), t, fullgraph=True)
 
 
+@pytest.mark.parametrize("pool, shape", [(F.max_pool2d, (1, 2, 7, 6)), (F.max_pool3d, (1, 2, 5, 4, 6))])
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan])
 @pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 1, "padding": 1, "dilation": 2}, {"ceil_mode": True}])
-def test_the_place_of_a_maximum_among_equals(value, options):
+def test_the_place_of_a_maximum_among_equals(pool, shape, value, options):
     """Where all of a window is one value, NaN or the least: eager's index, and with it the gradient's place."""
-    x = torch.full((1, 2, 7, 6), value)
+    x = torch.full(shape, value)
     x[:, 1, 2:4] = torch.arange(6.0)
-    check(lambda x: torch.nn.functional.max_pool2d(x, 3, return_indices=True, **options), x.requires_grad_())
+    size = 2 if len(shape) == 5 else 3
+    check(lambda x: pool(x, size, return_indices=True, **options), x.requires_grad_())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
@@ -479,6 +482,29 @@ def test_pooling_of_images(window, layout):
         check(lambda x: torch.nn.functional.max_pool2d(x, *window), x, fullgraph=True)
         check(lambda x: torch.nn.functional.avg_pool2d(x, *window), x, fullgraph=True)
         check(lambda x: torch.nn.functional.max_pool2d(x, *window), x.detach(), fullgraph=True)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), ((1, 3, 2), (1, 2, 1), (0, 1, 1)), (3, 1, 0)])
+def test_pooling_of_volumes(window, layout):
+    for size in (6, 9, 16):
+        x = torch.randn(2, 5, 4, size, size + 3).to(memory_format=layout).requires_grad_()
+        for counted in (True, False):
+            check(lambda x, c=counted: F.avg_pool3d(x, *window, count_include_pad=c), x, fullgraph=True)
+        check(lambda x: F.avg_pool3d(x, *window, ceil_mode=True, divisor_override=5), x, fullgraph=True)
+        check(lambda x: F.max_pool3d(x, *window) * 2, x, fullgraph=True)
+        check(lambda x: F.max_pool3d(x, *window, ceil_mode=True), x.detach(), fullgraph=True)
+        check(lambda x, n=size: F.adaptive_avg_pool3d(x, (2, n // 3, 1)), x, fullgraph=True)
+    check(lambda x: F.max_pool3d(x, *window), torch.randn(3, 5, 6, 7).requires_grad_(), fullgraph=True)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nearest_upsampling(dims, dtype):
+    x = torch.randn(2, 3, *(4, 5, 3)[:dims]).to(dtype).requires_grad_()
+    for options in ({"scale_factor": 2}, {"size": (12, 10, 9)[:dims]}, {"scale_factor": (1.0, 3.0, 2.0)[:dims]}):
+        check(lambda x, o=options: F.interpolate(x, mode="nearest", **o) * 2, x, fullgraph=True)
+    check(lambda x: F.interpolate(x, size=(7, 8, 5)[:dims]), x, fullgraph=True)  # no whole factor
 
 
 @pytest.mark.parametrize("columns", [1, 3, 16, 70])

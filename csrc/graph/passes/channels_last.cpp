@@ -1,14 +1,23 @@
 #include "graph/passes/channels_last.h"
 
 #include "base/error.h"
+#include "base/pass.h"
 #include "graph/convolution.h"
 #include "graph/infer.h"
+#include "graph/passes/volume_convolutions.h"
 #include "ops/ops.h"
 
 namespace kiln::graph {
 namespace {
 
-bool is_convolution(const Node& n) { return is_float_convolution(n, 4) && (!is_transposed(n) || groups_of(n) == 1); }
+bool is_convolution(const Node& n) {
+  return (is_float_convolution(n, 4) && (!is_transposed(n) || groups_of(n) == 1)) ||
+         (pass_enabled("joint.volume_convolutions") && is_volume_convolution(n));
+}
+
+MemoryFormat channels_last_of(int64_t rank) {
+  return rank == 5 ? MemoryFormat::ChannelsLast3d : MemoryFormat::ChannelsLast;
+}
 
 class Converter {
  public:
@@ -49,8 +58,8 @@ class Converter {
     for (size_t i = 0; i + 1 < operands(n); ++i) n.args[i] = channels_last(n.args[i].value());
     const std::vector<TensorMeta> before = n.results;
     // The gradient of a network's input is often not wanted.
-    if (before[0].defined && before[0].dim() == 4)
-      set_strides(n, 0, strides_for(before[0].sizes, MemoryFormat::ChannelsLast));
+    if (before[0].defined && before[0].dim() >= 4)
+      set_strides(n, 0, strides_for(before[0].sizes, channels_last_of(before[0].dim())));
   }
 
   /// Recomputes the strides of a node's results; false if its rule does not take the new layouts.
@@ -95,12 +104,13 @@ class Converter {
   }
 
   Value channels_last(Value v) {
-    if (v.meta().is_contiguous(MemoryFormat::ChannelsLast)) return v;
+    const MemoryFormat format = channels_last_of(v.meta().dim());
+    if (v.meta().is_contiguous(format)) return v;
     const auto found = channels_last_.find(v);
     if (found != channels_last_.end()) return found->second;
     TensorMeta meta = v.meta();
-    meta.strides = strides_for(meta.sizes, MemoryFormat::ChannelsLast);
-    return channels_last_[v] = clone(v, MemoryFormat::ChannelsLast, std::move(meta));
+    meta.strides = strides_for(meta.sizes, format);
+    return channels_last_[v] = clone(v, format, std::move(meta));
   }
 
   /// `v` with the strides that it had before the pass.

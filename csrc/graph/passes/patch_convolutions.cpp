@@ -10,30 +10,6 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-/// The windows of a convolution do not overlap, and a product serves it better than a convolution would.
-bool is_patch_convolution(const Node& n) {
-  if (!(is_float_convolution(n, 4) || is_float_convolution(n, 5)) || groups_of(n) != 1 || is_transposed(n) ||
-      !has_elements(n))
-    return false;
-  const Sizes& weight = n.arg(operands(n) - 1).value().meta().sizes;
-  const Sizes& input = n.arg(operands(n) - 2).value().meta().sizes;
-  const size_t at = first_setting(n), dims = weight.size() - 2;
-  const auto stride = n.arg(at).to_ints(), padding = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
-  int64_t taps = 1;
-  for (size_t d = 0; d < dims; ++d) {
-    if (setting_of(stride, d) != weight[2 + d] || setting_of(padding, d) != 0 ||
-        (weight[2 + d] > 1 && setting_of(dilation, d) != 1))
-      return false;
-    // What the windows leave over at the end would need zeros in the gradient.
-    if (is_convolution_backward(n) && n.results[0].defined && input[2 + d] % weight[2 + d] != 0) return false;
-    taps *= weight[2 + d];
-  }
-  // Measured: the copy of the windows, in runs as long as a window is wide, costs less than short taps do in a
-  // convolution. Convolutions of many channels, and with results of few columns, are the better ones.
-  const int64_t channels = weight[1];
-  return taps > 1 && taps * channels >= 32 && (channels <= 4 || (channels <= 16 && weight.back() >= 8));
-}
-
 class Patcher {
  public:
   explicit Patcher(Graph& g) : g_(g) {}
@@ -168,6 +144,30 @@ class Patcher {
 };
 
 }  // namespace
+
+bool is_patch_convolution(const Node& n) {
+  // Its windows do not overlap, and a product serves it better than a convolution would.
+  if (!(is_float_convolution(n, 4) || is_float_convolution(n, 5)) || groups_of(n) != 1 || is_transposed(n) ||
+      !has_elements(n))
+    return false;
+  const Sizes& weight = n.arg(operands(n) - 1).value().meta().sizes;
+  const Sizes& input = n.arg(operands(n) - 2).value().meta().sizes;
+  const size_t at = first_setting(n), dims = weight.size() - 2;
+  const auto stride = n.arg(at).to_ints(), padding = n.arg(at + 1).to_ints(), dilation = n.arg(at + 2).to_ints();
+  int64_t taps = 1;
+  for (size_t d = 0; d < dims; ++d) {
+    if (setting_of(stride, d) != weight[2 + d] || setting_of(padding, d) != 0 ||
+        (weight[2 + d] > 1 && setting_of(dilation, d) != 1))
+      return false;
+    // What the windows leave over at the end would need zeros in the gradient.
+    if (is_convolution_backward(n) && n.results[0].defined && input[2 + d] % weight[2 + d] != 0) return false;
+    taps *= weight[2 + d];
+  }
+  // Measured: the copy of the windows, in runs as long as a window is wide, costs less than short taps do in a
+  // convolution. Convolutions of many channels, and with results of few columns, are the better ones.
+  const int64_t channels = weight[1];
+  return taps > 1 && taps * channels >= 32 && (channels <= 4 || (channels <= 16 && weight.back() >= 8));
+}
 
 bool patch_convolutions(Graph& g) {
   std::vector<Node*> found;

@@ -47,10 +47,12 @@ bool any_above_one(const Ints& values) {
   return std::any_of(values.begin(), values.end(), [](int64_t v) { return v != 1; });
 }
 
-/// Whether ATen's own kernels run, not oneDNN: in float64, for a single small image, and for few images where there is
-/// one thread and the kernel's last two dims are one element.
+/// Whether ATen's own kernels run, not oneDNN: in float64, for a single small image, for few images where there is one
+/// thread and the kernel's last two dims are one element, and for transposed ones whose output padding is large.
 bool past_onednn(const TensorMeta& input, const TensorMeta& weight, const Window& w) {
   if (input.dtype != DType::Float32) return input.dtype == DType::Float64;
+  for (size_t d = 0; w.transposed && d < w.stride.size(); ++d)
+    if (w.output_padding[d] >= w.stride[d]) return true;
   constexpr int64_t kSmallImage = 20480, kFew = 16;
   const Ints& kernel = weight.sizes;
   const auto [smaller, larger] = std::minmax(kernel[kernel.size() - 1], kernel[kernel.size() - 2]);
@@ -73,7 +75,7 @@ MemoryFormat backend_format(const TensorMeta& input, const TensorMeta& weight, c
   for (const MemoryFormat f : {MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d}) {
     if (input.sizes.size() + line != (f == MemoryFormat::ChannelsLast ? 4u : 5u)) continue;
     if (a != f && b != f) continue;
-    if (f == MemoryFormat::ChannelsLast3d && (w.transposed || past_onednn(input, weight, w))) continue;
+    if (f == MemoryFormat::ChannelsLast3d && past_onednn(input, weight, w)) continue;
     return f;
   }
   return MemoryFormat::Contiguous;
