@@ -1,5 +1,7 @@
 // The operators that nn.TransformerEncoderLayer and nn.MultiheadAttention call in place of their own code in inference.
 // Spelled out, their products keep packed weights, and what stands between these fuses.
+#include <limits>
+
 #include "decompose/builder.h"
 
 namespace kiln::decompose {
@@ -45,15 +47,45 @@ Value project(Builder& b, Value heads, Value w, Value bias) {
   return linear(b, b.view(dense, {s[0], s[2], s[1] * s[3]}), w, bias);
 }
 
-Value attention(Builder& b, const Heads& h) {
-  return b.call("aten::_scaled_dot_product_flash_attention_for_cpu",
-                {h.q, h.k, h.v, Arg(0.0), Arg(false), Arg(), Arg()});
+/// Which keys are masked, as bools that expand to [B, H, L, L]; null if none are. A mask of the operators, the argument
+/// `at`, is [L, L], [B, L] or [B, H, L, L], as its type says, and any number but zero masks: also one that would be
+/// added elsewhere.
+struct Masked {
+  bool known = true;  // false: a mask of another kind
+  Value keys;
+};
+Masked masked(Builder& b, const Node& n, size_t at, size_t type, const Heads& h) {
+  if (!has(n, at)) return {};
+  const Value mask = n.arg(at).value();
+  const Sizes& s = mask.meta().sizes;
+  const Sizes& q = h.q.meta().sizes;
+  const Sizes square{q[2], q[2]}, padding{q[0], q[2]}, all{q[0], q[1], q[2], q[2]};
+  if (n.arg(type).is_none()) return {false, {}};
+  const int64_t kind = n.arg(type).to_int();
+  if (kind < 0 || kind > 2 || s != (kind == 0 ? square : kind == 1 ? padding : all)) return {false, {}};
+  const Value keys = mask.meta().dtype == DType::Bool ? mask : b.ne(mask, Arg(0));
+  if (kind == 2) return {true, keys};
+  return {true, b.unsqueeze(b.unsqueeze(keys, kind), kind)};
+}
+
+Value attention(Builder& b, const Heads& h, Value keys) {
+  if (!keys)
+    return b.call("aten::_scaled_dot_product_flash_attention_for_cpu",
+                  {h.q, h.k, h.v, Arg(0.0), Arg(false), Arg(), Arg()});
+  const DType t = h.q.meta().dtype;
+  const auto filled = [&](double value) { return b.full({}, Arg(value), t); };
+  const Value bias = b.where(keys, filled(-std::numeric_limits<double>::infinity()), filled(0));
+  const Value y =
+      b.call("aten::_scaled_dot_product_flash_attention_for_cpu", {h.q, h.k, h.v, Arg(0.0), Arg(false), bias, Arg()});
+  // A query with no key at all: the operators give NaN, where this attention gives zero.
+  const Value none = b.call("aten::all.dim", {keys, Arg(3), Arg(true)});
+  return b.where(none, filled(std::numeric_limits<double>::quiet_NaN()), y);
 }
 
 // (src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1,
 //  norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask, mask_type)
 bool encoder_layer(Builder& b, const Node& n, std::vector<Value>& out) {
-  if (!is_exact(n) || has(n, 18)) return false;
+  if (!is_exact(n)) return false;
   const auto value = [&](size_t i) { return n.arg(i).value(); };
   const auto norm = [&](Value x, size_t weight) {
     return layer_norm(b, x, value(weight), value(weight + 1), n.arg(9));
@@ -61,7 +93,9 @@ bool encoder_layer(Builder& b, const Node& n, std::vector<Value>& out) {
   const bool before = n.arg(8).as<bool>();
   const Value src = value(0);
   const Heads heads = heads_of(b, before ? norm(src, 10) : src, value(3), value(4), n.arg(2).to_int());
-  Value x = b.add(project(b, attention(b, heads), value(5), value(6)), src);
+  const Masked mask = masked(b, n, 18, 19, heads);
+  if (!mask.known) return false;
+  Value x = b.add(project(b, attention(b, heads, mask.keys), value(5), value(6)), src);
   if (!before) x = norm(x, 10);
   Value y = linear(b, before ? norm(x, 12) : x, value(14), value(15));
   y = n.arg(7).as<bool>() ? b.call("aten::gelu", {y, Arg("none")}) : b.call("aten::relu", {y});
@@ -74,9 +108,11 @@ bool encoder_layer(Builder& b, const Node& n, std::vector<Value>& out) {
 //  average_attn_weights, mask_type)
 bool multi_head_attention(Builder& b, const Node& n, std::vector<Value>& out) {
   const auto value = [&](size_t i) { return n.arg(i).value(); };
-  if (!is_exact(n) || has(n, 9) || value(0) != value(1) || value(0) != value(2)) return false;
+  if (!is_exact(n) || value(0) != value(1) || value(0) != value(2)) return false;
   const int64_t heads = n.arg(4).to_int();
   const Heads h = heads_of(b, value(0), value(5), value(6), heads);
+  const Masked mask = masked(b, n, 9, 12, h);
+  if (!mask.known) return false;
   Value weights, result;
   if (n.arg(10).as<bool>()) {
     const Sizes s = h.q.meta().sizes;
@@ -86,13 +122,19 @@ bool multi_head_attention(Builder& b, const Node& n, std::vector<Value>& out) {
       const Sizes m = x.meta().sizes;
       return b.view(b.call("aten::clone", {x, graph::MemoryFormat::Contiguous}), {m[0] * m[1], m[2], m[3]});
     };
-    const Value scores = b.call("aten::bmm", {matrices(b.mul(h.q, scale)), matrices(t)});
+    Value scores = b.call("aten::bmm", {matrices(b.mul(h.q, scale)), matrices(t)});
+    if (mask.keys) {
+      scores = b.view(scores, {s[0], s[1], s[2], s[2]});
+      scores =
+          b.where(mask.keys, b.full({}, Arg(-std::numeric_limits<double>::infinity()), scores.meta().dtype), scores);
+      scores = b.view(scores, {s[0] * s[1], s[2], s[2]});
+    }
     weights = b.call("aten::_softmax", {scores, Arg(2), Arg(false)});
     result = b.view(b.call("aten::bmm", {weights, matrices(h.v)}), s);
     weights = b.view(weights, {s[0], s[1], s[2], s[2]});
     if (n.arg(11).as<bool>()) weights = b.div(b.sum(weights, {1}, false), static_cast<double>(heads));
   } else {
-    result = attention(b, h);
+    result = attention(b, h, mask.keys);
   }
   out = {project(b, result, value(7), value(8)), weights};
   return true;

@@ -333,9 +333,44 @@ bool group_norm_backward(Builder& b, const Node& n, std::vector<Value>& out) {
   return true;
 }
 
+// --- weight norm
+// -------------------------------------------------------------------------------------------------------
+
+// Half types are rounded inside of the operator.
+bool is_exact(const Value& v) { return v.meta().dtype == DType::Float32 || v.meta().dtype == DType::Float64; }
+
+/// The dims that the norm of `v` goes over, those but `dim`.
+Sizes all_but(const TensorMeta& v, int64_t dim) {
+  Sizes dims;
+  for (int64_t d = 0; d < v.dim(); ++d)
+    if (d != wrap(dim, v.dim())) dims.push_back(d);
+  return dims;
+}
+
+bool weight_norm(Builder& b, const Node& n, std::vector<Value>& out) {  // (v, g, dim) -> (w, norms)
+  const Value v = n.arg(0).value(), g = n.arg(1).value();
+  if (!is_exact(v) || v.meta().numel() == 0) return false;
+  const Sizes dims = all_but(v.meta(), n.arg(2).to_int());
+  const Value norms = b.call("aten::sqrt", {b.sum(b.mul(v, v), dims, true)});
+  out = {b.mul(v, b.div(g, norms)), norms};
+  return true;
+}
+
+bool weight_norm_backward(Builder& b, const Node& n, std::vector<Value>& out) {
+  // (grad, v, g, norms, dim) -> (dv, dg)
+  const Value grad = n.arg(0).value(), v = n.arg(1).value(), g = n.arg(2).value(), norms = n.arg(3).value();
+  if (!is_exact(v) || v.meta().numel() == 0) return false;
+  const Value dot = b.sum(b.mul(grad, v), all_but(v.meta(), n.arg(4).to_int()), true);
+  const Value dg = b.div(dot, norms);
+  out = {b.mul(b.div(g, norms), b.sub(grad, b.mul(v, b.div(dg, norms)))), dg};
+  return true;
+}
+
 const RuleRow kRows[] = {
     {"aten::native_layer_norm", layer_norm},
     {"aten::native_layer_norm_backward", layer_norm_backward},
+    {"aten::_weight_norm_interface", weight_norm},
+    {"aten::_weight_norm_interface_backward", weight_norm_backward},
     {"aten::_fused_rms_norm", rms_norm},
     {"aten::_fused_rms_norm_backward", rms_norm_backward},
     {"aten::native_batch_norm", batch_norm_native},

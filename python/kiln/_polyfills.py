@@ -372,6 +372,50 @@ def checkpoint(
     return result
 
 
+def TransformerEncoder_forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
+    """What inference makes nested tensors for, in dense ones: padding is masked in each layer and zero at the end."""
+    first = self.layers[0]
+    weights = (
+        *(first.self_attn.in_proj_weight, first.self_attn.in_proj_bias),
+        *(
+            getattr(m, name)
+            for m in (first.self_attn.out_proj, first.norm1, first.norm2)
+            for name in ("weight", "bias")
+        ),
+        *(getattr(m, name) for m in (first.linear1, first.linear2) for name in ("weight", "bias")),
+    )
+    nested = (
+        src_key_padding_mask is not None
+        and mask is None
+        and is_causal is not True
+        and getattr(self, "mask_check", True)
+        and torch.backends.mha.get_fastpath_enabled()
+        and getattr(self, "use_nested_tensor", False)
+        and not first.training
+        and src.dim() == 3
+        and src_key_padding_mask.shape == src.shape[:2]
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any([w.requires_grad for w in (src, *weights)]))
+    )
+    if not nested:
+        return NotImplemented
+    bias = torch.nn.functional._canonical_mask(
+        mask=src_key_padding_mask,
+        mask_name="src_key_padding_mask",
+        other_type=None,
+        other_name="mask",
+        target_type=src.dtype,
+    )
+    output = src
+    for layer in self.layers:
+        output = layer(output, src_mask=None, is_causal=False, src_key_padding_mask=bias)
+    padding = bias != 0
+    # With holes in it no nested tensors are made, and what stands at padding is as it comes.
+    left_aligned = (padding == (padding.cumsum(1) > 0)).all()
+    output = output.masked_fill((padding & left_aligned).unsqueeze(-1), 0.0)
+    return output if self.norm is None else self.norm(output)
+
+
 def inference_mode___enter__(self):
     if self.mode is not True or not _C._inference_mode(True):
         return NotImplemented

@@ -108,6 +108,11 @@ def solutions(x):
 def unpooled(x):
     return (F.max_unpool2d(*F.max_pool2d(x[None], 2, return_indices=True), 2),)
 
+line = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+
+def normalized(x):
+    return (line(x),)
+
 def drawn(x):
     d = Normal(x, x.exp())
     return d.rsample(), d.log_prob(x), Categorical(logits=x).entropy()
@@ -117,11 +122,11 @@ def step(f):
     sum((t.abs() ** 2).sum() for t in f(x)).backward()
 
 def eager():
-    for f in (transforms, distances, solutions, unpooled, drawn):
+    for f in (transforms, distances, solutions, unpooled, normalized, drawn):
         step(f)
 
 def compiled():
-    for f in (transforms, distances, solutions, unpooled, drawn):
+    for f in (transforms, distances, solutions, unpooled, normalized, drawn):
         step(kiln.compile(f, fullgraph=True))
 
 check(eager, compiled)

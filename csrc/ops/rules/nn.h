@@ -70,6 +70,8 @@ Metas layer_norm(const OpInfo& info, Args args);
 Metas layer_norm_backward(const OpInfo& info, Args args);
 Metas group_norm(const OpInfo& info, Args args);
 Metas group_norm_backward(const OpInfo& info, Args args);
+Metas weight_norm(const OpInfo& info, Args args);
+Metas weight_norm_backward(const OpInfo& info, Args args);
 Metas rms_norm(const OpInfo& info, Args args);
 Metas rms_norm_backward(const OpInfo& info, Args args);
 

@@ -128,6 +128,24 @@ Metas group_norm_backward(const OpInfo&, Args args) {
               masked(mask[2], parameter));
 }
 
+// (v, g, dim): the first or the last dim's slices, each to the length that g gives.
+Metas weight_norm(const OpInfo&, Args args) {
+  const TensorMeta &v = tensor(args, 0), &g = tensor(args, 1);
+  const int64_t dim = wrap_dim(args[2].to_int(), v.dim());
+  Ints sizes(v.sizes.size(), 1);
+  sizes[static_cast<size_t>(dim)] = v.sizes[static_cast<size_t>(dim)];
+  if (v.numel() == 0 || g.sizes != sizes || g.dtype != v.dtype || (dim != 0 && dim != v.dim() - 1))
+    throw Unsupported("weight normalization of other sizes or dtypes");
+  const bool half = v.dtype == DType::BFloat16 || v.dtype == DType::Float16;
+  return many(contiguous(v, v.sizes), contiguous(v, sizes, half ? DType::Float32 : v.dtype));
+}
+
+// (grad_w, v, g, norms, dim)
+Metas weight_norm_backward(const OpInfo&, Args args) {
+  const TensorMeta &v = tensor(args, 1), &g = tensor(args, 2);
+  return many(contiguous(v, v.sizes), contiguous(g, g.sizes));
+}
+
 Metas rms_norm(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints shape = args[1].to_ints();
