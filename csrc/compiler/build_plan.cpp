@@ -225,6 +225,11 @@ class Builder {
   /// `epilogue` follows the call: as a part of its step where kernels of ours make the result, or else as the next
   /// step.
   void add_extern(const lower::ExternCall& call, const Epilogue& epilogue) {
+    if (call.copied) {
+      allocate({slots_.at(call.results[0]->buffer)});
+      plan_.steps.push_back(std::make_unique<runtime::CopyStep>(slot_of(*call.results[0]), slot_of(*call.copied)));
+      return;
+    }
     if (!call.node) {
       plan_.steps.push_back(std::make_unique<runtime::AskStep>(slots_.at(call.results[0]->buffer)));
       return;

@@ -211,6 +211,19 @@ Tensor Lowering::new_temp(std::string name, DType dtype, const Sizes& sizes) {
 void Lowering::store(const Tensor& t, const Tensor& to, const std::string& name) {
   KILN_CHECK(t.sizes == to.sizes, "store between different sizes in " + name);
   if (to.numel() == 0) return;
+  if (is_complex(to.dtype) && t.strided() && t.dtype == to.dtype) {
+    loops::Extern e;
+    e.index = static_cast<int>(out_.externs.size());
+    e.name = "kiln::copy";
+    e.reads = {t.buffer};
+    e.writes = {to.buffer};
+    ExternCall call;
+    call.copied = view_of(t);
+    call.results.push_back(view_of(to));
+    out_.externs.push_back(std::move(call));
+    out_.program.add_extern(std::move(e));
+    return;
+  }
   // Loops follow the destination's memory order.
   std::vector<size_t> order(t.sizes.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;

@@ -1,5 +1,7 @@
 """Versions, layouts and views of tensors that compiled code writes to or passes on."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -562,3 +564,55 @@ def nothing_to_iterate_over(x):
 )
 def test_unusual_memory(program):
     check(program, X.clone())
+
+
+def swapped(p, q):
+    before = p.clone()
+    p.copy_(q)
+    q.copy_(before)
+
+
+COMPLEX = {
+    "scaled": lambda p, q: p.mul_(0.9),
+    "as real numbers": lambda p, q: (torch.view_as_real(p).mul_(0.9), p.sum()),
+    "a part": lambda p, q: (p[1:].mul_(2), p.t().contiguous()),
+    "transposed": lambda p, q: p.t().add_(1j).conj().resolve_conj(),
+    "one of the other": lambda p, q: q.copy_(p.t().clone()).sum(),
+    "swapped": swapped,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers(name, dtype):
+    """No kernel knows them; they are copied by a call."""
+
+    def f(p, q):
+        COMPLEX[name](p, q)
+        return p.abs(), q + 1
+
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing runs in eager
+        check(f, torch.randn(4, 4, dtype=dtype), torch.randn(4, 4, dtype=dtype))
+
+
+def test_complex_parameters_are_trained():
+    def train(compiled):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+        optimizer = torch.optim.AdamW([p], 0.1)
+
+        def step(x):
+            loss = (x @ p).abs().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = kiln.compile(step, fullgraph=True) if compiled else step
+        return [run(torch.randn(3, 4, dtype=torch.cfloat)) for _ in range(4)], p.detach()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(train(True), train(False), rtol=1e-4, atol=1e-5)
