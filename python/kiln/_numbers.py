@@ -518,6 +518,16 @@ def as_tensor(number, dtype=None, **others):
     return as_operand(number).to(dtype, copy=True)
 
 
+def stored(subject, value):
+    """What `subject[...] = value` stores of a number or an open size, as a tensor."""
+    if not is_number(value):
+        return torch.full((), value, dtype=subject.dtype, device=subject.device)
+    if value.bound is None and subject.dtype is torch.float32:
+        size = value.tensor.abs()
+        run_in_eager_if((size > torch.finfo(torch.float32).max) & size.isfinite(), value)
+    return as_tensor(value, subject.dtype)
+
+
 # What takes numbers as they are; by the function that the program calls.
 def filled(size, fill_value, *, dtype=None, **options):
     """torch.full of a number that the graph computes."""

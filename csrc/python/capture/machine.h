@@ -365,6 +365,8 @@ class Machine {
   /// program's own is not tried again with sizes.
   PyObject* retry_with_numbers(int64_t before, PyObject* const* args, size_t n,
                                const std::function<PyObject*(PyObject* const* values)>& again);
+  /// tensor[key] = number, or open number: `store` is given the three with a tensor in the number's place.
+  PyObject* store_number(PyObject* const* args, const std::function<PyObject*(PyObject* const*)>& store);
   PyObject* need_values(PyObject* sources);
   /// What item() gives for `tensor`, as a number; null without an error if that call is no such, or must break the
   /// graph.

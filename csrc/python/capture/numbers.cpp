@@ -240,6 +240,15 @@ PyObject* Machine::operate_on_numbers(const char* op, PyObject* const* args) {
   return PyObject_CallFunction(binary, "sOO", op, args[0], args[1]);
 }
 
+PyObject* Machine::store_number(PyObject* const* args, const std::function<PyObject*(PyObject* const*)>& store) {
+  static PyObject* stored = function_of("stored");
+  PyObject* const given[] = {args[0], args[2]};
+  const py::Ref tensor = py::Ref::steal(call(stored, given, 2, nullptr));
+  if (!tensor) return nullptr;
+  PyObject* const with_tensor[] = {args[0], args[1], tensor.get()};
+  return store(with_tensor);
+}
+
 PyObject* Machine::call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames) {
   static PyObject* function = function_of("call");
   if (text_among(args.data(), args.size())) return need_text();

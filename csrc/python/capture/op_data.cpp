@@ -40,6 +40,8 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     if (PyObject* text = m.make_text(operator_object(name == "mod" ? "mod" : "add"), args, 2); text || PyErr_Occurred())
       return text;
   const bool stores_size = n == 3 && m.is_open_number(args[2]);
+  if (n == 3 && name == "setitem" && py::is_tensor(args[0]) && (stores_size || m.is_number(args[2])))
+    return m.store_number(args, [&](PyObject* const* with_tensor) { return operate_once(m, op, with_tensor, 3, f); });
   if (tensor && (py::is_tensor(args[0]) || m.is_open_number(args[0])) && m.size_among(args, n) &&
       (stores_size || !m.takes_open_sizes(op)))
     return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });
