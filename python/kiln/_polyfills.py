@@ -375,30 +375,26 @@ def checkpoint(
 def TransformerEncoder_forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
     """What inference makes nested tensors for, in dense ones: padding is masked in each layer and zero at the end."""
     first = self.layers[0]
-    weights = (
-        *(first.self_attn.in_proj_weight, first.self_attn.in_proj_bias),
-        *(
-            getattr(m, name)
-            for m in (first.self_attn.out_proj, first.norm1, first.norm2)
-            for name in ("weight", "bias")
-        ),
-        *(getattr(m, name) for m in (first.linear1, first.linear2) for name in ("weight", "bias")),
-    )
-    nested = (
-        src_key_padding_mask is not None
-        and mask is None
-        and is_causal is not True
-        and getattr(self, "mask_check", True)
-        and torch.backends.mha.get_fastpath_enabled()
-        and getattr(self, "use_nested_tensor", False)
-        and not first.training
-        and src.dim() == 3
-        and src_key_padding_mask.shape == src.shape[:2]
-        and not torch.is_autocast_enabled()
-        and not (torch.is_grad_enabled() and any([w.requires_grad for w in (src, *weights)]))
-    )
-    if not nested:
+    if (
+        src_key_padding_mask is None
+        or mask is not None
+        or is_causal is True
+        or not getattr(self, "mask_check", True)
+        or not getattr(self, "use_nested_tensor", False)  # it knows the first layer's class
+        or not torch.backends.mha.get_fastpath_enabled()
+        or first.training
+        or src.dim() != 3
+        or src_key_padding_mask.shape != src.shape[:2]
+        or torch.is_autocast_enabled()
+    ):
         return NotImplemented
+    if torch.is_grad_enabled():
+        attention = first.self_attn
+        read = [src, attention.in_proj_weight, attention.in_proj_bias]
+        for module in (attention.out_proj, first.norm1, first.norm2, first.linear1, first.linear2):
+            read += [module.weight, module.bias]
+        if any(t.requires_grad for t in read):
+            return NotImplemented
     bias = torch.nn.functional._canonical_mask(
         mask=src_key_padding_mask,
         mask_name="src_key_padding_mask",

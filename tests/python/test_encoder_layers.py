@@ -56,6 +56,32 @@ def test_one_capture_for_padding_of_either_kind():
     assert len(compiled._entries) == 1
 
 
+class OwnLayer(nn.Module):
+    """Has nothing but what nn.TransformerEncoder always asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.self_attn, self.mix = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, x, src_mask=None, is_causal=False, src_key_padding_mask=None):
+        return x + self.mix(self.self_attn(x, x, x, key_padding_mask=src_key_padding_mask)[0])
+
+
+def test_layers_of_other_classes():
+    torch.manual_seed(0)
+    net, x = nn.TransformerEncoder(OwnLayer(), 2).eval(), torch.randn(3, 7, 8)
+    check(lambda x, m: net(x, src_key_padding_mask=m), x, padding_of([7, 4, 2], 7))
+    check(net, x)
+
+
+def test_frozen_layers_with_gradients_enabled():
+    net, x = encoder().requires_grad_(False), torch.randn(3, 7, 8)
+    padding = padding_of([7, 4, 2], 7)
+    expected = net(x, src_key_padding_mask=padding)
+    assert_same(kiln.compile(net, fullgraph=True)(x, src_key_padding_mask=padding), expected, rtol=1e-4, atol=1e-5)
+    assert (expected[2, 2:] == 0).all()
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_masks_of_layers(norm_first):
     net, x = encoder(nested=False, norm_first=norm_first), torch.randn(3, 7, 8)
