@@ -40,15 +40,7 @@ std::vector<Value> lifted(Graph& g, Node& n) {
 }  // namespace
 
 bool lift_convolutions(Graph& g) {
-  std::vector<Node*> found;
-  for (const auto& n : g.nodes())
-    if (is_line_convolution(*n)) found.push_back(n.get());
-  std::unordered_map<const Node*, std::vector<Value>> replaced;
-  for (Node* n : found) {
-    std::vector<Value> results = lifted(g, *n);
-    if (!results.empty()) replaced[n] = std::move(results);
-  }
-  return replace_nodes(g, found, replaced);
+  return replace_each(g, is_line_convolution, [&](Node& n) { return lifted(g, n); });
 }
 
 }  // namespace kiln::graph

@@ -18,20 +18,10 @@ class Patcher {
   std::vector<Value> run(Node& n) {
     Rewrite to(g_, n);
     std::vector<Value> results = is_convolution_backward(n) ? backward(n, to) : forward(n, to);
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (!results[i]) continue;
-      const TensorMeta& wanted = n.results[i];
-      const MemoryFormat channels_last = wanted.dim() == 5 ? MemoryFormat::ChannelsLast3d : MemoryFormat::ChannelsLast;
-      for (const MemoryFormat f : {MemoryFormat::Contiguous, channels_last})
-        if (results[i].meta().strides != wanted.strides && wanted.dim() >= 4 &&
-            strides_for(wanted.sizes, f) == wanted.strides)
-          results[i] = to.call("aten::clone", {results[i], f});
-      if (results[i].meta().sizes == wanted.sizes && results[i].meta().strides == wanted.strides) continue;
-      to.undo();
-      std::erase_if(windows_, [&](const auto& w) { return w.second.second == &n; });
-      return {};
-    }
-    return results;
+    if (take_layout(n, results, to)) return results;
+    to.undo();
+    std::erase_if(windows_, [&](const auto& w) { return w.second.second == &n; });
+    return {};
   }
 
  private:
@@ -170,14 +160,8 @@ bool is_patch_convolution(const Node& n) {
 }
 
 bool patch_convolutions(Graph& g) {
-  std::vector<Node*> found;
-  for (const auto& n : g.nodes())
-    if (is_patch_convolution(*n)) found.push_back(n.get());
   Patcher patcher(g);
-  std::unordered_map<const Node*, std::vector<Value>> replaced;
-  for (Node* n : found)
-    if (std::vector<Value> results = patcher.run(*n); !results.empty()) replaced[n] = std::move(results);
-  return replace_nodes(g, found, replaced);
+  return replace_each(g, is_patch_convolution, [&](Node& n) { return patcher.run(n); });
 }
 
 }  // namespace kiln::graph

@@ -30,14 +30,37 @@ class Rewrite {
   std::vector<Node*> added_;
 };
 
-/// Replaces nodes: `results` gives one value for each result of a node, null where nobody may use it.
-inline bool replace_nodes(Graph& g, const std::vector<Node*>& nodes,
-                          const std::unordered_map<const Node*, std::vector<Value>>& results) {
+/// Clones what is to replace the results of `n` where one of the dense formats gives it their strides. False if sizes
+/// or strides stay others.
+inline bool take_layout(const Node& n, std::vector<Value>& results, Rewrite& to) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!results[i]) continue;
+    const TensorMeta& wanted = n.results[i];
+    const MemoryFormat channels_last = wanted.dim() == 5 ? MemoryFormat::ChannelsLast3d : MemoryFormat::ChannelsLast;
+    for (const MemoryFormat f : {MemoryFormat::Contiguous, channels_last})
+      if (results[i].meta().strides != wanted.strides && wanted.dim() >= 4 &&
+          strides_for(wanted.sizes, f) == wanted.strides)
+        results[i] = to.call("aten::clone", {results[i], f});
+    if (results[i].meta().sizes != wanted.sizes || results[i].meta().strides != wanted.strides) return false;
+  }
+  return true;
+}
+
+/// Has `rewrite` write what replaces each node that `takes` wants: one value per result, null where nobody may use it,
+/// or nothing if the node stays. True if one was replaced.
+template <class Takes, class F>
+bool replace_each(Graph& g, Takes takes, F rewrite) {
+  std::vector<Node*> nodes;
+  for (const auto& n : g.nodes())
+    if (takes(*n)) nodes.push_back(n.get());
+  std::unordered_map<const Node*, std::vector<Value>> replaced;
+  for (Node* n : nodes)
+    if (std::vector<Value> results = rewrite(*n); !results.empty()) replaced[n] = std::move(results);
   g.set_insert_point(nullptr);
-  if (results.empty()) return false;
-  g.replace_uses(results);
+  if (replaced.empty()) return false;
+  g.replace_uses(replaced);
   for (auto n = nodes.rbegin(); n != nodes.rend(); ++n)
-    if (results.count(*n)) g.erase(*n);
+    if (replaced.count(*n)) g.erase(*n);
   return true;
 }
 

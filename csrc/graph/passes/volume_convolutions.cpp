@@ -34,19 +34,10 @@ class Flattener {
   std::vector<Value> run(Node& n) {
     Rewrite to(g_, n);
     std::vector<Value> results = is_convolution_backward(n) ? backward(n, to) : forward(n, to);
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (!results[i]) continue;
-      const TensorMeta& wanted = n.results[i];
-      for (const MemoryFormat f : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d})
-        if (results[i].meta().strides != wanted.strides && wanted.dim() == 5 &&
-            strides_for(wanted.sizes, f) == wanted.strides)
-          results[i] = to.call("aten::clone", {results[i], f});
-      if (results[i].meta().sizes == wanted.sizes && results[i].meta().strides == wanted.strides) continue;
-      to.undo();
-      std::erase_if(stacks_, [&](const auto& s) { return s.second.second == &n; });
-      return {};
-    }
-    return results;
+    if (take_layout(n, results, to)) return results;
+    to.undo();
+    std::erase_if(stacks_, [&](const auto& s) { return s.second.second == &n; });
+    return {};
   }
 
  private:
@@ -218,14 +209,8 @@ bool is_volume_convolution(const Node& n) {
 }
 
 bool volume_convolutions(Graph& g) {
-  std::vector<Node*> found;
-  for (const auto& n : g.nodes())
-    if (is_volume_convolution(*n)) found.push_back(n.get());
   Flattener flattener(g);
-  std::unordered_map<const Node*, std::vector<Value>> replaced;
-  for (Node* n : found)
-    if (std::vector<Value> results = flattener.run(*n); !results.empty()) replaced[n] = std::move(results);
-  return replace_nodes(g, found, replaced);
+  return replace_each(g, is_volume_convolution, [&](Node& n) { return flattener.run(n); });
 }
 
 }  // namespace kiln::graph
