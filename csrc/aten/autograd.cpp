@@ -29,25 +29,19 @@ std::vector<Node*> nodes_behind(const std::vector<Edge>& roots) {
   return nodes;
 }
 
-void note_custom_view(const at::Tensor& output) {
-  if (output.is_view())
-    torch::autograd::impl::get_view_autograd_meta(output)->set_creation_meta(CreationMeta::IN_CUSTOM_FUNCTION);
+namespace {
+void note_creation(const at::Tensor& t, CreationMeta how) {
+  if (t.is_view()) torch::autograd::impl::get_view_autograd_meta(t)->set_creation_meta(how);
 }
+bool is_created(const at::Tensor& t, CreationMeta how) {
+  return t.is_view() && torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == how;
+}
+}  // namespace
 
-bool is_custom_view(const at::Tensor& t) {
-  return t.is_view() &&
-         torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == CreationMeta::IN_CUSTOM_FUNCTION;
-}
-
-bool is_inference_view(const at::Tensor& t) {
-  return t.is_view() &&
-         torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == CreationMeta::INFERENCE_MODE;
-}
-
-void note_inference_view(const at::Tensor& t) {
-  if (auto* meta = torch::autograd::impl::get_view_autograd_meta(t); meta && meta->has_bw_view())
-    meta->set_creation_meta(CreationMeta::INFERENCE_MODE);
-}
+void note_custom_view(const at::Tensor& output) { note_creation(output, CreationMeta::IN_CUSTOM_FUNCTION); }
+bool is_custom_view(const at::Tensor& t) { return is_created(t, CreationMeta::IN_CUSTOM_FUNCTION); }
+void note_inference_view(const at::Tensor& t) { note_creation(t, CreationMeta::INFERENCE_MODE); }
+bool is_inference_view(const at::Tensor& t) { return is_created(t, CreationMeta::INFERENCE_MODE); }
 
 at::Tensor as_inference_tensor(const at::Tensor& t) {
   if (!t.defined() || t.is_inference()) return t;

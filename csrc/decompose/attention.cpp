@@ -79,7 +79,7 @@ Value attention(Builder& b, const Heads& h, Value keys) {
       b.call("aten::_scaled_dot_product_flash_attention_for_cpu", {h.q, h.k, h.v, Arg(0.0), Arg(false), bias, Arg()});
   // A query with no key at all: the operators give NaN, where this attention gives zero.
   const Value none = b.call("aten::all.dim", {keys, Arg(3), Arg(true)});
-  return b.where(none, filled(std::numeric_limits<double>::quiet_NaN()), y);
+  return b.where(none, Arg(std::numeric_limits<double>::quiet_NaN()), y);
 }
 
 // (src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1,
@@ -125,8 +125,7 @@ bool multi_head_attention(Builder& b, const Node& n, std::vector<Value>& out) {
     Value scores = b.call("aten::bmm", {matrices(b.mul(h.q, scale)), matrices(t)});
     if (mask.keys) {
       scores = b.view(scores, {s[0], s[1], s[2], s[2]});
-      scores =
-          b.where(mask.keys, b.full({}, Arg(-std::numeric_limits<double>::infinity()), scores.meta().dtype), scores);
+      scores = b.where(mask.keys, Arg(-std::numeric_limits<double>::infinity()), scores);
       scores = b.view(scores, {s[0] * s[1], s[2], s[2]});
     }
     weights = b.call("aten::_softmax", {scores, Arg(2), Arg(false)});

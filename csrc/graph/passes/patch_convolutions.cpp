@@ -49,7 +49,7 @@ class Patcher {
     order.push_back(1);
     Value dy = to.call("aten::permute", {n.arg(0), Arg::ints(order)});
     const Sizes outputs = dy.meta().sizes;
-    dy = as_rows(dense(dy, to), outputs.back(), to);
+    dy = as_rows(to.dense(dy), outputs.back(), to);
     std::vector<Value> results(n.results.size());
     if (n.results[0].defined) {
       Sizes sizes(outputs.begin(), outputs.end() - 1);
@@ -65,7 +65,7 @@ class Patcher {
         joined.push_back(static_cast<int64_t>(dims + 2 + d));
       }
       if (last) joined.push_back(channels);
-      const Value copy = dense(to.call("aten::permute", {split, Arg::ints(joined)}), to);
+      const Value copy = to.dense(to.call("aten::permute", {split, Arg::ints(joined)}));
       Sizes whole{input.sizes[0]};
       if (!last) whole.push_back(input.sizes[1]);
       whole.insert(whole.end(), input.sizes.begin() + 2, input.sizes.end());
@@ -108,17 +108,14 @@ class Patcher {
     v = to.call("aten::permute", {to.call("aten::view", {v, Arg::ints(split)}), Arg::ints(order)});
     int64_t length = 1;
     for (size_t i = 1; i < kernel.size(); ++i) length *= kernel[i];
-    return found = as_rows(dense(v, to), length, to);
+    return found = as_rows(to.dense(v), length, to);
   }
 
-  static Value dense(Value v, Rewrite& to) {
-    return v.meta().is_contiguous() ? v : to.call("aten::clone", {v, MemoryFormat::Contiguous});
-  }
   static Value as_rows(Value v, int64_t length, Rewrite& to) {
     return to.call("aten::view", {v, Arg::ints({v.meta().numel() / length, length})});
   }
   static Value as_matrix(Value weight, Rewrite& to) {
-    return as_rows(dense(weight, to), weight.meta().numel() / weight.meta().sizes[0], to);
+    return as_rows(to.dense(weight), weight.meta().numel() / weight.meta().sizes[0], to);
   }
   /// n, spatial dims, channels -> n, channels, spatial dims.
   static Value channels_second(Value v, Rewrite& to) {

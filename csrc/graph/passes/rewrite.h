@@ -19,6 +19,8 @@ class Rewrite {
     return added;
   }
   Value call(const std::string& op, std::vector<Arg> args) { return node(op, std::move(args))->out(); }
+  /// `v` row by row: a copy if it lies otherwise.
+  Value dense(Value v) { return v.meta().is_contiguous() ? v : call("aten::clone", {v, MemoryFormat::Contiguous}); }
   void undo() {
     for (auto added = added_.rbegin(); added != added_.rend(); ++added) g_.erase(*added);
     added_.clear();

@@ -110,15 +110,12 @@ class Flattener {
     const Value w = n.arg(operands(n) - 1).value();
     const Sizes& s = w.meta().sizes;
     const Value turned = to.call("aten::permute", {w, Arg::ints({0, 2, 1, 3, 4})});
-    return to.call("aten::view", {dense(turned, to), Arg::ints({s[0], s[2] * s[1], s[3], s[4]})});
+    return to.call("aten::view", {to.dense(turned), Arg::ints({s[0], s[2] * s[1], s[3], s[4]})});
   }
 
-  static Value dense(Value v, Rewrite& to) {
-    return v.meta().is_contiguous() ? v : to.call("aten::clone", {v, MemoryFormat::Contiguous});
-  }
   /// n, channels, depth, height, width -> n, depth, height, width, channels.
   static Value channels_behind(Value v, Rewrite& to) {
-    return dense(to.call("aten::permute", {v, Arg::ints({0, 2, 3, 4, 1})}), to);
+    return to.dense(to.call("aten::permute", {v, Arg::ints({0, 2, 3, 4, 1})}));
   }
   /// n, depth, height, width, then channels in one dim or more -> a channels-last picture for each n and depth.
   static Value as_pictures(Value v, Rewrite& to) {
@@ -155,7 +152,7 @@ class Flattener {
                          ? part
                          : to.call("aten::slice.Tensor", {part, Arg(1), Arg(0), Arg(reach), Arg(taps.stride)}));
     }
-    const Value together = read.size() == 1 ? dense(read[0], to) : to.call("aten::stack", {Arg::values(read), Arg(4)});
+    const Value together = read.size() == 1 ? to.dense(read[0]) : to.call("aten::stack", {Arg::values(read), Arg(4)});
     return found = as_pictures(together, to);
   }
 
@@ -182,7 +179,7 @@ class Flattener {
       part = shifted(part, taps.first(k), depth - length - taps.first(k), to);
       sum = sum ? to.call("aten::add.Tensor", {sum, part, Arg(1)}) : part;
     }
-    return channels_second(dense(sum, to), to);
+    return channels_second(to.dense(sum), to);
   }
 
   /// n, depth, ... with so many slices of zeros more, or slices less, in front of the others and behind them.

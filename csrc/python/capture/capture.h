@@ -51,6 +51,7 @@ struct CaptureResult {
     bool view;
   };
   std::vector<InferenceOutput> inference_outputs;
+  /// Asked before the graph runs. Its one output is a bool.
   struct Condition {
     std::shared_ptr<graph::Graph> graph;  // null: there is none
     std::vector<size_t> inputs;           // by index in CaptureResult::inputs
