@@ -375,7 +375,9 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
   }
   if (!kwnames && (type == names().tensor_type || strcmp(Py_TYPE(type)->tp_name, "torch.tensortype") == 0))
     return call_tensor_class(type, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
-  if (type == names().parameter_type || PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(names().tensor_type)))
+  // Their __new__ is Python's, and ends in detach() or _make_subclass().
+  if (type == names().parameter_type || type == names().buffer_type) return native();
+  if (PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(names().tensor_type)))
     return graph_break("tensor-constructor", std::string("a call of the class ") + t->tp_name);
   // The constructors that run are those in Python; of C's only tp_new of a base that is not known remains.
   PyTypeObject* base = t;
@@ -620,6 +622,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_requires_grad(callable, args, nargsf, kwnames);
     case Policy::RetainGrad:
       return call_retain_grad(PyCFunction_Check(callable) ? PyCFunction_GET_SELF(callable) : args[0]);
+    case Policy::MakeParameter:
+      return call_make_parameter(callable, args, n, kwnames);
     case Policy::CustomFunction:
       return custom_function_step(args, n);
     case Policy::GradientHook:

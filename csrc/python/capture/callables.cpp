@@ -69,6 +69,11 @@ struct Tables {
 
   void add(PyObject* o, Policy policy) {
     if (PyType_Check(o)) return;
+    if (Py_TYPE(o) == &PyStaticMethod_Type) {
+      const py::Ref function = py::Ref::steal(PyObject_GetAttrString(o, "__func__"));
+      callables[key_of(function.get())] = policy;
+      return;
+    }
     callables[key_of(o)] = policy;
   }
 
@@ -136,9 +141,8 @@ struct Tables {
     PyObject *name, *value;
     while (dict && PyDict_Next(dict, &pos, &name, &value)) {
       if (Py_TYPE(value) == &PyStaticMethod_Type) {
-        py::Ref f = py::Ref::steal(PyObject_GetAttrString(value, "__func__"));
-        if (f && PyCFunction_Check(f.get())) add(f.get(), row.policy);
-        PyErr_Clear();
+        const py::Ref f = py::Ref::steal(PyObject_GetAttrString(value, "__func__"));
+        if (PyCFunction_Check(f.get())) add(value, row.policy);
       } else if (PyCFunction_Check(value) || Py_TYPE(value) == &PyMethodDescr_Type ||
                  Py_TYPE(value) == &PyClassMethodDescr_Type || Py_TYPE(value) == &PyWrapperDescr_Type) {
         add(value, row.policy);

@@ -37,6 +37,7 @@ enum class Policy : unsigned char {
   ObjectGetAttr,
   RequiresGrad,
   RetainGrad,
+  MakeParameter,
   RunBackward,
   CustomFunction,
   GradientHook,

@@ -50,6 +50,8 @@ class Leaver {
     return r;
   }
   RecipePtr output(PyObject* tensor);
+  /// The nn.Parameter `t`, which has this data.
+  RecipePtr parameter(const RecipePtr& data, const at::Tensor& t);
   RecipePtr instance(PyObject* o);
   std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...
   RecipePtr by_reduce(PyObject* o);

@@ -264,6 +264,8 @@ class Machine {
   PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
                                PyObject* kwnames);  // tensors.cpp
   PyObject* call_retain_grad(PyObject* tensor);
+  /// Tensor._make_subclass(Parameter, data, requires_grad).
+  PyObject* call_make_parameter(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   /// Whether `tensor.data = value` changes nothing, as in a module.to() that finds all in its place.
   bool is_same_data(PyObject* tensor, PyObject* value) const;
   /// Writes .data of an existing tensor that needs no gradient: from now on the program reads `value` there. False if

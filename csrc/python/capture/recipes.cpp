@@ -35,6 +35,14 @@ RecipePtr Leaver::output(PyObject* tensor) {
   return r;
 }
 
+RecipePtr Leaver::parameter(const RecipePtr& data, const at::Tensor& t) {
+  static PyObject* make_subclass = PyObject_GetAttrString(names().tensor_type, "_make_subclass");
+  RecipePtr r = make(Recipe::Kind::Call);
+  r->object = py::Ref::borrow(make_subclass);
+  r->parts = {constant(names().parameter_type), data, constant(t.requires_grad() ? Py_True : Py_False)};
+  return r;
+}
+
 RecipePtr Leaver::cell(PyObject* c) {
   auto it = made_.find(c);
   if (it != made_.end()) return it->second;
@@ -316,7 +324,9 @@ RecipePtr Leaver::recipe(PyObject* o) {
   };
   switch (c) {
     case Class::Tensor: {
-      RecipePtr r = made_[o] = output(o);
+      RecipePtr r = output(o);
+      if (reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().parameter_type) r = parameter(r, THPVariable_Unpack(o));
+      made_[o] = r;
       PyObject** slot = _PyObject_GetDictPtr(o);
       Py_ssize_t pos = 0;
       PyObject *name, *value;

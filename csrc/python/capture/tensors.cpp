@@ -11,6 +11,7 @@
 #include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "python/capture/call_tools.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
@@ -233,6 +234,19 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
     return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
   if (py::is_tensor(self) && PyBool_Check(flag) && set_requires_grad(self, flag == Py_True)) return Py_NewRef(self);
   return break_pending() ? nullptr : graph_break("autograd", "requires_grad_() that changes something");
+}
+
+PyObject* Machine::call_make_parameter(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
+  const bool wanted = n == 3 && args[2] == Py_True;
+  if (kwnames || n < 2 || args[0] != names().parameter_type || !py::is_tensor(args[1]) ||
+      (n > 2 && !PyBool_Check(args[2])) || options.for_fx || aten::inside_transform() ||
+      aten::is_wrapper(THPVariable_Unpack(args[1])))
+    return graph_break("tensor-constructor", "a call of " + describe(callable));
+  if (!observe(args[1])) return nullptr;
+  PyObject* const given[] = {args[0], args[1], Py_False};
+  py::Ref made = py::Ref::steal(after_c_call(PyObject_Vectorcall(callable, given, 3, nullptr)));
+  if (!made || !wanted || make_leaf(THPVariable_Unpack(made.get()))) return made.release();
+  return graph_break("tensor-constructor", "a parameter that autograd cannot differentiate by");
 }
 
 PyObject* Machine::call_retain_grad(PyObject* o) {
