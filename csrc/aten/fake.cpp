@@ -314,6 +314,15 @@ void run_on_meta(const OpInfo& op, torch::jit::Stack& stack, size_t first) {
   op.handle.callBoxed(stack);
 }
 
+/// A derivative formula asks for a tensor like one that was saved, whose device is lost (restore_devices): it gets that
+/// of the node's gradients.
+void restore_asked_device(torch::jit::Stack& args) {
+  for (c10::IValue& v : args)
+    if (v.isDevice() && v.toDevice().is_meta())
+      if (const auto node = torch::autograd::get_current_node(); node && node->num_inputs() > 0)
+        v = node->input_metadata(0).device();
+}
+
 void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& op = op_info(handle);
   const size_t nargs = handle.schema().arguments().size();
@@ -346,6 +355,7 @@ void fake_fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
                          std::make_move_iterator(stack->end()));
   torch::jit::drop(*stack, nargs);
   restore_devices(args);
+  if (op.factory) restore_asked_device(args);
   if (answer_without_data(op, args, *stack)) return;
   check_data_need(op, args);
   // Functionalization knows no view but ATen's.

@@ -87,14 +87,21 @@ at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> 
 TORCH_LIBRARY_IMPL(aten, Functionalize, m) { m.impl("native_batch_norm", &kiln::joint::native_batch_norm); }
 
 namespace {
-/// PyTorch warns when a kernel of its own is replaced; this one is replaced on purpose, and says so nowhere.
-[[maybe_unused]] const torch::Library* const replacements = [] {
+/// PyTorch warns when a kernel of its own is replaced; these are replaced on purpose, and nothing says so.
+[[maybe_unused]] const bool replaced = [] {
   struct Quiet final : c10::WarningHandler {
     void process(const c10::Warning&) override {}
   } quiet;
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Functionalize, __FILE__, __LINE__);
-  library->impl("bernoulli_.float", &kiln::joint::bernoulli_);
-  return library;
+  const auto replace = [](c10::DispatchKey key, const char* name, torch::CppFunction kernel) {
+    static auto* libraries = new std::vector<torch::Library>();  // what they register goes with them
+    libraries->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__).impl(name, std::move(kernel));
+  };
+  replace(c10::DispatchKey::Functionalize, "bernoulli_.float", torch::CppFunction(&kiln::joint::bernoulli_));
+  // Views of tensors that are zero without memory go straight to the strided kernels, which take a functional tensor
+  // for a plain one. Below they come to the same kernels, by way of functionalization.
+  for (const char* view : {"view", "_reshape_alias", "as_strided"})
+    replace(c10::DispatchKey::ZeroTensor, view, torch::CppFunction::makeFallthrough());
+  return true;
 }();
 }  // namespace

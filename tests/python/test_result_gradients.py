@@ -313,3 +313,29 @@ def test_an_error_in_a_hook_leaves_the_graph_whole():
         (left + right).sum().backward()
         seen.append([p.grad for p in net.parameters()])
     assert_same(*seen)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, w: (x @ w).abs().sum(),
+        lambda x, w: (x @ w).sgn().mul(x).sum(),
+        lambda x, w: torch.nn.functional.l1_loss(x.view(2, 2).reshape(4) @ w, torch.ones(4)),
+        lambda x, w: ((x @ w).abs().view(2, 2) @ w[:2]).abs().mean(),
+    ],
+    ids=["abs", "sgn", "l1_loss", "twice"],
+)
+def test_gradients_through_tensors_that_are_zero_without_memory(body):
+    # The derivative of sgn() is such a tensor, and views of it took a functional tensor for a plain one.
+    def step(x, w):
+        (g,) = torch.autograd.grad(body(x, w), x, create_graph=True)
+        (g.pow(2).sum() + body(x, w)).backward()
+        return g.detach()
+
+    found = []
+    for f in (step, kiln.compile(step, fullgraph=True)):
+        torch.manual_seed(0)
+        x, w = torch.randn(4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        found.append([f(x, w), x.grad, w.grad])
+    for e, k in zip(*found, strict=True):
+        torch.testing.assert_close(k, e)
