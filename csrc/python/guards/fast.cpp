@@ -16,13 +16,15 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
   const auto value_of = [&](const Operand& o) { return o.slot >= 0 ? slots_[o.slot] : o.object; };
   const Word* word = words_.data();
   failed_ = {-1, false};
-  for (const Fast& f : fast_) {
+  for (Fast& f : fast_) {
     switch (f.op) {
       case FastOp::GlobalState:
         if (pack_global_state() != f.number) return Outcome::Fails;
         break;
       case FastOp::TypeVersion:
-        if (reinterpret_cast<PyTypeObject*>(f.expected)->tp_version_tag != f.number) return Outcome::Fails;
+        if (reinterpret_cast<PyTypeObject*>(f.expected)->tp_version_tag == f.number) break;
+        if (!classes_[f.guard]->holds()) return Outcome::Fails;
+        f.number = classes_[f.guard]->tag();
         break;
       case FastOp::Fetch: {
         PyObject* value = fetch(nodes_[f.node], value_of(f.operand), value_of(f.other), call, owned);
@@ -117,11 +119,12 @@ void GuardTree::make_fast() {
   };
   const auto check_version = [&](int guard) {
     PyObject* type = guards_[guard].object.get();
-    if (!versions_[guard] || !versioned.insert(type).second) return;
+    if (!classes_[guard] || !versioned.insert(type).second) return;
     Fast f;
     f.op = FastOp::TypeVersion;
     f.expected = type;
-    f.number = versions_[guard];
+    f.guard = guard;
+    f.number = classes_[guard]->tag();
     types.push_back(f);
   };
   /// True if the content of the dict at node `id` is covered by its stamp.

@@ -17,7 +17,7 @@ namespace {
 
 bool is_deque(PyObject* o) {
   static const PyTypeObject* type = [] {
-    PyObject* module = PyImport_ImportModule("collections");
+    PyObject* module = py::import_module("collections");
     return reinterpret_cast<PyTypeObject*>(module ? PyObject_GetAttrString(module, "deque") : nullptr);
   }();
   return Py_TYPE(o) == type;
@@ -45,13 +45,13 @@ std::optional<uint64_t> other_int(PyObject* value, const Guard& guard) {
 
 GuardTree::GuardTree(std::vector<Guard> guards, const std::vector<SourcePtr>& wanted) : guards_(std::move(guards)) {
   facts_.resize(guards_.size());
-  versions_.resize(guards_.size());
+  classes_.resize(guards_.size());
   ends_.resize(guards_.size(), {-1, -1});
   for (size_t i = 0; i < guards_.size(); ++i) {
     const Guard& g = guards_[i];
     if (g.kind == Guard::Kind::Tensor) facts_[i] = tensor_facts(g);
     if (g.kind == Guard::Kind::Type || g.kind == Guard::Kind::ClassVersion)
-      versions_[i] = py311::type_version(reinterpret_cast<PyTypeObject*>(g.object.get()));
+      classes_[i] = ClassImage::of(reinterpret_cast<PyTypeObject*>(g.object.get()));
     if (g.kind == Guard::Kind::Is && g.number != Guard::kIdentityAlone && PyFunction_Check(g.object.get())) {
       auto* f = reinterpret_cast<PyFunctionObject*>(g.object.get());
       functions_[static_cast<int>(i)] = {py::Ref::borrow(f->func_code), py::Ref::borrow(f->func_defaults),
@@ -302,14 +302,10 @@ bool setting_holds(PyObject* setting) {
 bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
   const Guard& g = guards_[i];
   switch (g.kind) {
-    case Guard::Kind::Type: {
-      auto* type = reinterpret_cast<PyTypeObject*>(g.object.get());
-      return Py_TYPE(value) == type && (!versions_[i] || type->tp_version_tag == versions_[i]);
-    }
-    case Guard::Kind::ClassVersion: {
-      auto* type = reinterpret_cast<PyTypeObject*>(g.object.get());
-      return value == g.object.get() && (!versions_[i] || type->tp_version_tag == versions_[i]);
-    }
+    case Guard::Kind::Type:
+      return reinterpret_cast<PyObject*>(Py_TYPE(value)) == g.object.get() && (!classes_[i] || classes_[i]->holds());
+    case Guard::Kind::ClassVersion:
+      return value == g.object.get() && (!classes_[i] || classes_[i]->holds());
     case Guard::Kind::Is:
       return value == g.object.get() && same_function(i);
     case Guard::Kind::Equals:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "python/guards/checks.h"
+#include "python/guards/class_image.h"
 #include "python/guards/guard.h"
 #include "python/guards/tensor_image.h"
 
@@ -96,7 +97,7 @@ class GuardTree {
   };
   enum class FastOp : uint8_t {
     GlobalState,  // pack_global_state() == number
-    TypeVersion,  // version of the type `expected` is `number`
+    TypeVersion,  // version of the type `expected` is `number`, or it is as it was when guard `guard` was made
     Fetch,        // read `node` from operand and key (other) into slot `out`; with `pin` it must be `expected`
     TypeIs,       // type of operand is `expected`
     Words,        // the next `out` of words_
@@ -150,8 +151,8 @@ class GuardTree {
   std::vector<bool> written_;   // of the graph's inputs; empty if none is written
   std::vector<Reach> reaches_;  // scratch of written_apart
   std::vector<Guard> guards_;
-  std::vector<TensorFacts> facts_;  // one per guard, filled for tensors
-  std::vector<uint32_t> versions_;  // one per guard, type version for Type
+  std::vector<TensorFacts> facts_;                    // one per guard, filled for tensors
+  std::vector<std::shared_ptr<ClassImage>> classes_;  // one per guard, for Type and ClassVersion
   /// What a function guarded by identity consists of: assigning to these changes what a call of it means.
   struct FunctionParts {
     py::Ref code, defaults, kwdefaults;
