@@ -364,6 +364,25 @@ def test_threads_make_the_first_calls():
     assert done.stdout.strip() == "entries 2"
 
 
+def test_threads_make_the_compiled_functions():
+    # What kiln loads first runs Python code, where threads change: one waited for the other without letting go.
+    program = """if True:
+        import sys, threading, torch, kiln
+        sys.setswitchinterval(1e-5)
+        x, done = torch.randn(3, 4), []
+        def f(x): return x.sin() + x.cos()
+        def work():
+            done.append(torch.allclose(kiln.compile(f)(x), f(x)))
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        assert done == [True] * 6
+    """
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_recompile_limit_runs_eager():
     counter = CompileCounter()
 

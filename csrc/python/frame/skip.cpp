@@ -8,6 +8,7 @@
 #include "python/cpython/py311.h"
 #include "python/cpython/tensor.h"
 #include "python/frame/cache.h"
+#include "python/frame/turn.h"
 #include "python/pch.h"
 
 namespace kiln::frame {
@@ -21,7 +22,7 @@ constexpr std::string_view skipped_packages[] = {"numpy",  "scipy",     "sklearn
 constexpr std::string_view torch_kept[] = {"nn/", "optim/", "distributions/", "ao/nn/"};
 
 std::string folder_of_module(const char* name) {
-  py::Ref module = py::Ref::steal(PyImport_ImportModule(name));
+  py::Ref module = py::Ref::steal(py::import_module(name));
   py::Ref file = module ? py::Ref::steal(PyObject_GetAttrString(module.get(), "__file__")) : py::Ref();
   const char* path = file ? PyUnicode_AsUTF8(file.get()) : nullptr;
   std::string folder = path ? path : "";
@@ -85,12 +86,16 @@ bool of_other_compiler(PyCodeObject* code) {
 
 void init_skip() {
   if (folders) return;
-  folders = new Folders();
+  // What loads runs Python code, so another thread may come here meanwhile: it has to wait without the GIL, and not for
+  // the guard of a static variable.
+  const CompileTurn turn;
+  if (folders) return;
   capture::load_callables();
-  py::Ref nn = py::Ref::steal(PyImport_ImportModule("torch.nn"));
+  py::Ref nn = py::Ref::steal(py::import_module("torch.nn"));
   py::Ref type = nn ? py::Ref::steal(PyObject_GetAttrString(nn.get(), "Module")) : py::Ref();
   PyErr_Clear();
   module_type = reinterpret_cast<PyTypeObject*>(type.release());
+  folders = new Folders();
 }
 
 PyTypeObject* nn_module_type() { return module_type; }
