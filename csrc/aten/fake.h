@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <exception>
@@ -49,13 +50,15 @@ void copy_autograd(const at::Tensor& real, const at::Tensor& fake);
 /// A fake leaf of this metadata over a storage of its own.
 at::Tensor make_fake(const graph::TensorMeta& meta);
 
-/// While alive, ops without tensor arguments (zeros, randn, arange, ...) make fakes too.
+/// While alive, ops without tensor arguments (zeros, randn, arange, ...) make fakes too. Nor does a profiler see the
+/// ops: it would look into tensors without data.
 class FakeModeGuard {
  public:
   FakeModeGuard() : guard_(c10::DispatchKeySet(c10::DispatchKey::Fake)) {}
 
  private:
   c10::impl::IncludeDispatchKeyGuard guard_;
+  at::DisableRecordFunctionGuard not_profiled_;
 };
 /// While alive, the Fake key is out of the way: ops on real tensors compute, ops on fakes run as on meta tensors.
 class NoFakeGuard {

@@ -181,3 +181,15 @@ def test_aot_compilers_are_called_for_each_size():
 
     check(lambda x: x.view(x.shape[0] * 2, 3).tanh(), rows, backend=backend)
     assert shapes == [(n, 6) for n in SIZES]
+
+
+def test_a_profile_of_shapes_around_a_first_call():
+    # The sizes of a graph are tried on stand-ins, which a profiler that asks for shapes cannot look into.
+    def f(x, y):
+        return torch.cat([x, y]) + 1
+
+    x, y = torch.randn(4, 3), torch.randn(2, 3)
+    compiled = kiln.compile(f, dynamic=True, backend="eager")
+    with torch.profiler.profile(record_shapes=True) as profile:
+        assert_same(compiled(x, y), f(x, y))
+    assert [e.name for e in profile.events()].count("aten::cat") == 2  # the two runs above
