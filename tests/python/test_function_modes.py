@@ -152,3 +152,30 @@ def test_a_mode_that_existed_before():
         return [g(X) for _ in range(3)], mode.names
 
     assert_same(run(kiln.compile), run(lambda f: f))
+
+
+class Overrides:
+    """No tensor, and has its own way with torch's functions."""
+
+    def __init__(self, value):
+        self.value = value
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return cls(func(*(a.value if isinstance(a, cls) else a for a in args), **(kwargs or {})))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.add(x, Overrides(x)).value,
+        lambda x: F.softmax(Overrides(x), -1).value,
+        lambda x: F.relu(Overrides(x)).value + torch.overrides.has_torch_function((x, Overrides(x))),
+        lambda x: x + torch.overrides.has_torch_function_unary(Overrides(x)),
+        lambda x: x + torch.overrides.has_torch_function_variadic(x, x),
+    ],
+    ids=["c", "python", "asked", "unary", "none"],
+)
+def test_an_object_with_its_own_torch_function(f):
+    x = torch.randn(3)
+    assert_same(kiln.compile(f)(x), f(x))

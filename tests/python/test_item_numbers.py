@@ -666,3 +666,62 @@ def test_lists_of_data_without_a_graph(dtype):
         for values in ([1, 3], [2, 0], [1, 1], [2, 0]):
             t = torch.tensor(values).to(dtype)
             same(program(t), compiled(t))
+
+
+class Slots:
+    """Its special methods give numbers and texts that are read from a tensor."""
+
+    def __init__(self, t):
+        self.t = t
+
+    def whole(self):
+        return int(self.t.sum().item())
+
+    def __eq__(self, other):
+        return isinstance(other, Slots)
+
+    def real(self):
+        return self.t.sum().item()
+
+    def text(self, *_):
+        return str(self.t.sum().item())
+
+    __hash__ = __index__ = __int__ = whole
+    __float__ = real
+    __format__ = __str__ = __repr__ = text
+
+    def __complex__(self):
+        return complex(self.t.sum().item())
+
+
+SLOT_PROGRAMS = {
+    "hash": lambda x: x + hash(Slots(x)),
+    "key": lambda x: {Slots(x): x + 1}[Slots(x)],
+    "index": lambda x: x + list(range(40))[Slots(x)],
+    "range": lambda x: x + len(range(Slots(x))),
+    "repeat": lambda x: x + len([0] * Slots(x)),
+    "slice": lambda x: torch.cat([x, x, x])[: Slots(x)],
+    "int": lambda x: x + int(Slots(x)),
+    "float": lambda x: x + float(Slots(x)),
+    "complex": lambda x: x * complex(Slots(x)),
+    "sqrt": lambda x: x + math.sqrt(Slots(x)),
+    "format": lambda x: (x, f"{Slots(x)}"),
+    "str": lambda x: (x, str(Slots(x)), repr(Slots(x))),
+    "percent": lambda x: (x, "%s" % Slots(x), "%d" % Slots(x)),
+    "join": lambda x: (x, ",".join(map(str, [Slots(x)]))),
+    "size": lambda x: x.new_zeros(Slots(x)),
+    "substitute": lambda x: (x, re.sub("a", lambda m: str(x.sum().item()), "bab")),
+    "bin": lambda x: (x, bin(Slots(x))),
+}
+
+
+@pytest.mark.parametrize("program", SLOT_PROGRAMS.values(), ids=SLOT_PROGRAMS.keys())
+def test_numbers_that_special_methods_give_to_c_code(program):
+    # C code refuses a stand-in with a TypeError, which was the program's to catch.
+    def f(x):
+        try:
+            return program(x)
+        except TypeError as e:
+            return str(e)
+
+    same(f(X), kiln.compile(f)(X))

@@ -179,6 +179,85 @@ def test_attributes_of_results():
     assert kiln.compile(lambda x: g(x)[1])(X).tag == 7
 
 
+def closure_that_counts():
+    n, total = 0, torch.zeros(3)
+
+    def f(x):
+        nonlocal n, total
+        n += 1
+        total = total + x
+        if n == 3:
+            total = total * 10
+        return x + n, total
+
+    return f, lambda: (n, total)
+
+
+def closure_with_a_function_inside():
+    n, last = 0, None
+
+    def f(x):
+        nonlocal n, last
+
+        def inner():
+            nonlocal n
+            n += 5
+            return n
+
+        last = x * 2
+        return last + inner()
+
+    return f, lambda: (n, last)
+
+
+def closure_that_raises():
+    n = 0
+
+    def f(x):
+        nonlocal n
+        try:
+            n += 1
+            if n > 10:
+                raise ValueError(f"{n}")
+        finally:
+            n += 4
+        return x + n
+
+    return f, lambda: (n,)
+
+
+def closure_that_unbinds():
+    v = 1
+
+    def f(x):
+        nonlocal v
+        del v
+        v = x * 2
+        return x + 1
+
+    return f, lambda: (v,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [closure_that_counts, closure_with_a_function_inside, closure_that_raises, closure_that_unbinds],
+    ids=lambda f: f.__name__,
+)
+def test_variables_of_the_captured_functions_own_closure(make):
+    (f, kept), (g, left) = make(), make()
+    compiled = kiln.compile(g, fullgraph=make is not closure_that_raises)
+    for i in range(5):
+        x = torch.full((3,), float(i))
+        results = []
+        for function in (f, compiled):
+            try:
+                results.append(function(x))
+            except ValueError as e:
+                results.append(str(e))
+        assert_same(results[1], results[0])
+        assert_same(left(), kept())
+
+
 def test_nonlocal_and_global_writes():
     state = 0
 

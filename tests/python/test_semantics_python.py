@@ -9,6 +9,8 @@ import functools
 import itertools
 import math
 import operator
+import subprocess
+import sys
 import typing
 
 import pytest
@@ -649,6 +651,51 @@ def test_assume_constant_result():
     for _ in range(3):
         assert_same(compiled(X), X + 42)
     assert len(calls) == 1
+
+
+@kiln.assume_constant_result
+def found(x):
+    return torch.nonzero(x)
+
+
+@kiln.assume_constant_result
+def total(values):
+    return {"sum": values.sum().item(), "kept": values[values > 0]}
+
+
+def test_assume_constant_result_of_what_needs_values():
+    def f(x):
+        try:
+            n = found(x).size(0)
+        except RuntimeError:
+            n = -1
+        return x * n, total(x)["kept"] + x.max(), total(x)["sum"]
+
+    x = torch.tensor([1.0, 0.0, 2.0])
+    assert_same(kiln.compile(f, fullgraph=True)(x), (x * 2, torch.tensor([3.0, 4.0]), 3.0))
+
+    def computed(x):
+        return x * found(x + 1).size(0)
+
+    assert_same(kiln.compile(computed)(x), x * 3)
+    with pytest.raises(kiln.exc.GraphBreakError, match="found with tensors that are computed here"):
+        kiln.compile(computed, fullgraph=True)(x)
+
+
+def test_an_existing_namedtuple_in_the_first_capture():
+    # In a process of its own. Its __new__ has no builtins, and what a capture loads asked that frame for __import__.
+    program = """if True:
+        import collections, torch, kiln
+        P = collections.namedtuple("P", "a b")
+        def f(x):
+            try:
+                return P(x, 1).a + 1
+            except KeyError:
+                return x
+        assert torch.equal(kiln.compile(f, fullgraph=True)(torch.ones(2)), torch.full((2,), 2.0))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_allow_and_disallow_in_graph():

@@ -437,7 +437,7 @@ class Exporter {
   /// "torch.nn.functional.relu" -> the function: the longest importable module, then attributes.
   static pb::object imported(const std::string& name) {
     for (size_t end = name.rfind('.'); end != std::string::npos && end > 0; end = name.rfind('.', end - 1)) {
-      py::Ref module = py::Ref::steal(PyImport_ImportModule(name.substr(0, end).c_str()));
+      py::Ref module = py::Ref::steal(py::import_module(name.substr(0, end).c_str()));
       if (!module) {
         PyErr_Clear();
         continue;

@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "python/bindings/bindings.h"
+#include "python/cpython/ref.h"
 
 namespace kiln::bindings {
 namespace {
@@ -11,7 +12,7 @@ std::vector<Init>& inits() {
 
 /// Raises kiln.exc.<name> with the message of `e`.
 void raise_as(const char* name, const std::exception& e) {
-  PyObject* module = PyImport_ImportModule("kiln.exc");
+  PyObject* module = kiln::py::import_module("kiln.exc");
   PyObject* type = module ? PyObject_GetAttrString(module, name) : nullptr;
   if (type) PyErr_SetString(type, e.what());
   Py_XDECREF(type);

@@ -184,11 +184,6 @@ bool Machine::store_cell(PyObject* cell, PyObject* value) {
     PyCell_Set(cell, value);
     return true;
   }
-  const SourcePtr s = source_of_contents(cell);
-  if (s && s->kind == SK::Cell) {
-    graph_break("write-to-cell", "assigning to a nonlocal variable of the captured function");
-    return false;
-  }
   if (!cells_written.count(cell)) cells_order.push_back(py::Ref::borrow(cell));
   cells_written[cell] = py::Ref::borrow(value);
   return true;
@@ -355,7 +350,7 @@ PyObject* Machine::load_module_attr(PyObject* module, Known* k, PyObject* name, 
   }
   // PyTorch's own code loads that compiler by naming it, to tell it about tensors.
   if (PyUnicode_CompareWithASCIIString(name, "_dynamo") == 0) {
-    static PyObject* torch = PyImport_ImportModule("torch");
+    static PyObject* torch = py::import_module("torch");
     static PyObject* unloaded = PyObject_GetAttrString(polyfills(), "unloaded_dynamo");
     if (module == torch) return see(unloaded, child(SK::Const, nullptr, unloaded));
   }

@@ -148,6 +148,20 @@ bool Machine::refuses_arguments(PyObject* const* args, size_t nargsf, PyObject* 
   return false;
 }
 
+bool Machine::overrides_among(PyObject* const* args, size_t n) const {
+  static PyObject* has_override = PyObject_GetAttrString(PyImport_AddModule("torch._C"), "_has_torch_function_unary");
+  for (size_t i = 0; i < n; ++i) {
+    PyObject* o = args[i];
+    if (PyTuple_Check(o) || PyList_Check(o)) {
+      if (overrides_among(PySequence_Fast_ITEMS(o), static_cast<size_t>(PySequence_Fast_GET_SIZE(o)))) return true;
+    } else if (!py::is_tensor(o) && !is_number(o) && !is_open_number(o)) {
+      const py::Ref has = py::Ref::steal(PyObject_CallOneArg(has_override, o));
+      if (has.get() == Py_True) return true;
+    }
+  }
+  return false;
+}
+
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
   if (waits_for_loader(target)) return put_off(missing_loader);
@@ -200,6 +214,23 @@ PyObject* Machine::call_ex(PyObject* callable, PyObject* args, PyObject* kwargs)
   return call(callable, flat.data() + 1, static_cast<size_t>(n) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
 }
 
+PyObject* Machine::constant_result(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
+  const size_t all = count_of(n, kwnames);
+  std::vector<PyObject*> given(args, args + all);
+  for (PyObject*& o : given) {
+    if (!has_fake(o)) continue;
+    PyObject* real = py::is_tensor(o) ? real_of(o) : nullptr;
+    if (!real || has_new_data(o) || THPVariable_Unpack(o)._version() != 0)
+      return graph_break("call-that-breaks",
+                         "a call of " + describe(callable) + " with tensors that are computed here");
+    o = real;
+  }
+  Paused paused_here(*this);
+  aten::RecordingPaused no_recording;
+  const py::Ref result = py::Ref::steal(PyObject_Vectorcall(callable, given.data(), n, kwnames));
+  return result ? see(result.get(), child(guards::Source::Kind::Const, nullptr, result.get())) : nullptr;
+}
+
 PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   PyTypeObject* t = Py_TYPE(callable);
   const size_t n = PyVectorcall_NARGS(nargsf);
@@ -225,11 +256,8 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
         Paused paused_here(*this);
         return native();
       });
-    case UserRule::ConstantResult: {
-      Paused paused_here(*this);
-      aten::RecordingPaused no_recording;
-      return after_c_call(native());
-    }
+    case UserRule::ConstantResult:
+      return constant_result(callable, args, n, kwnames);
   }
   if (t == &PyFunction_Type) {
     if (torch_depth == 0 && all > 0 && is_functional_leaf(callable)) {
@@ -575,6 +603,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::True:
       return Py_NewRef(Py_True);
     case Policy::False:
+      if (std::string_view(name_of(callable)).starts_with("_has_torch_function") && overrides_among(args, n))
+        Py_RETURN_TRUE;
       return Py_NewRef(Py_False);
     case Policy::Id: {
       if (count != 1) return native();

@@ -80,7 +80,7 @@ struct Tables {
   /// The object at a dotted path; null (no error set) if there is none in this build of Python or PyTorch.
   static py::Ref resolve(const std::string& path) {
     size_t dot = path.find('.');
-    py::Ref o = py::Ref::steal(PyImport_ImportModule(path.substr(0, dot).c_str()));
+    py::Ref o = py::Ref::steal(py::import_module(path.substr(0, dot).c_str()));
     while (o && dot != std::string::npos) {
       const size_t next = path.find('.', dot + 1);
       const std::string name = path.substr(dot + 1, next == std::string::npos ? next : next - dot - 1);
@@ -93,12 +93,12 @@ struct Tables {
       if (!v) v = py::Ref::steal(PyObject_GetAttrString(o.get(), name.c_str()));
       if (!v && !PyModule_Check(o.get())) {  // it hides the submodule of its name (torch._higher_order_ops.cond)
         PyErr_Clear();
-        if (const auto module = py::Ref::steal(PyImport_ImportModule(path.substr(0, dot).c_str())))
+        if (const auto module = py::Ref::steal(py::import_module(path.substr(0, dot).c_str())))
           v = py::Ref::steal(PyObject_GetAttrString(module.get(), name.c_str()));
       }
       if (!v) {  // a submodule that its package hides (torch.optim.adam)
         PyErr_Clear();
-        v = py::Ref::steal(PyImport_ImportModule(path.substr(0, next).c_str()));
+        v = py::Ref::steal(py::import_module(path.substr(0, next).c_str()));
       }
       o = std::move(v);
       dot = next;
@@ -222,7 +222,7 @@ Tables& tables() {
 }  // namespace
 
 PyObject* polyfills() {
-  static PyObject* module = PyImport_ImportModule("kiln._polyfills");
+  static PyObject* module = py::import_module("kiln._polyfills");
   if (!module) throw InternalError("kiln._polyfills cannot be imported");
   return module;
 }

@@ -180,7 +180,7 @@ PyObject* Machine::reduce_existing(PyObject* c_callable, PyObject* const* args, 
   PyTypeObject* t = Py_TYPE(args[0]);
   if (strcmp(name_of(c_callable), "__reduce_ex__") != 0 || !is_plain_state(t)) return nullptr;
   static PyObject* make = [] {
-    PyObject* m = PyImport_ImportModule("copyreg");
+    PyObject* m = py::import_module("copyreg");
     return m ? PyObject_GetAttrString(m, "__newobj__") : nullptr;
   }();
   py::Ref dict = py::Ref::steal(make ? instance_dict(args[0]) : nullptr);

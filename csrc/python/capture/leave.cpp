@@ -250,7 +250,7 @@ void Leaver::modes() {
     m.result.side_effects.push_back(std::move(e));
   };
   const auto call = [&](const char* name, std::initializer_list<PyObject*> args, const char* in = "torch._C") {
-    const py::Ref module = py::check(PyImport_ImportModule(in));
+    const py::Ref module = py::check(py::import_module(in));
     call_object(py::check(PyObject_GetAttrString(module.get(), name)).get(), args);
   };
   const auto flag = [](bool b) { return b ? Py_True : Py_False; };

@@ -83,7 +83,7 @@ const Names& names() {
     x->exit = s("__exit__");
     x->contents = s("cell_contents");
     auto from = [](const char* module, const char* name) -> PyObject* {
-      PyObject* m = PyImport_ImportModule(module);
+      PyObject* m = py::import_module(module);
       PyObject* o = m ? PyObject_GetAttrString(m, name) : nullptr;
       Py_XDECREF(m);
       if (!o) throw InternalError(std::string("cannot find ") + module + "." + name);
@@ -251,6 +251,8 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     // An exception: to its handler, unless it carries a graph break.
     e.kwnames = nullptr;
     if (!broken && PyErr_Occurred() && trace.failure) after_c_call(nullptr);
+    if (!broken && PyErr_Occurred() && refuses_stand_in())
+      graph_break("symbolic-branch", "C code needs the value of a number that the graph computes");
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, "an instruction failed without an exception");
     int handler = 0, level = 0;
     bool push_lasti = false;
@@ -283,7 +285,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
   --depth;
   // Whatever is left on a value stack that a root break leaves behind goes with the frame.
   frame->stacktop = static_cast<int>(e.sp - frame->localsplus);
-  return e.result;
+  return e.result && !e.root ? result_of_slot(frame, e.result) : e.result;
 }
 
 bool Machine::may_go_on() {

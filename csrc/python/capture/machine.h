@@ -235,7 +235,11 @@ class Machine {
   // --- calls: call.cpp ---
   /// Calls with args[0..n); args[-1] may be overwritten. kwnames as in vectorcall. New reference.
   PyObject* call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  /// What a function gives whose result the user takes for a constant, called with the tensors of this very call.
+  PyObject* constant_result(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   PyObject* call_ex(PyObject* callable, PyObject* args_tuple, PyObject* kwargs_dict);
+  /// Whether one of the arguments, or an element of one, is no tensor and has a __torch_function__ of its own.
+  bool overrides_among(PyObject* const* args, size_t n) const;
   /// Runs `f` as a torch-level call of `target`.
   PyObject* torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                        const std::function<PyObject*()>& f);
@@ -383,6 +387,11 @@ class Machine {
   /// What stands for a call of a function that takes numbers as they are (max, math.sqrt); null without an error if
   /// there is no such.
   PyObject* call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  /// What the Python function of this frame, which is done, gives if C code may have called it through a slot (as
+  /// __index__), which wants an int, a float or a str. Steals `result`.
+  PyObject* result_of_slot(const py311::Frame* frame, PyObject* result);
+  /// Whether the exception that is set says that C code was given a stand-in of a number or a text.
+  bool refuses_stand_in() const;
   PyObject* number_step(PyObject* const* args, size_t n);
   PyObject* operate_on_numbers(const char* op, PyObject* const* args);
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);

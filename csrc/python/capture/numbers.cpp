@@ -2,6 +2,7 @@
 // program sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that
 // number for a constant again, and has a guard on what that call of item() gives, or breaks there.
 #include <numeric>
+#include <string_view>
 
 #include "aten/fake.h"
 #include "base/error.h"
@@ -16,7 +17,7 @@ namespace kiln::capture {
 
 namespace {
 PyObject* numbers_module() {
-  static PyObject* m = py::check(PyImport_ImportModule("kiln._numbers")).release();
+  static PyObject* m = py::check(py::import_module("kiln._numbers")).release();
   return m;
 }
 PyTypeObject* number_type() {
@@ -206,6 +207,36 @@ PyObject* Machine::specialize(PyObject* number) {
   static PyObject* what = PyUnicode_InternFromString("specialize");
   PyObject* args[] = {what, sources.get()};
   return sources ? number_step(args, 2) : nullptr;
+}
+
+PyObject* Machine::result_of_slot(const py311::Frame* frame, PyObject* result) {
+  if (!is_number(result) && !is_text(result) && !is_open_number(result)) return result;
+  static const auto slots = [] {
+    std::vector<PyObject*> names;
+    for (const char* name : {"__hash__", "__index__", "__int__", "__float__", "__complex__", "__format__", "__str__",
+                             "__repr__", "__length_hint__"})
+      names.push_back(PyUnicode_InternFromString(name));
+    return names;
+  }();
+  PyObject* self = frame->f_code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
+  if (self && PyCell_Check(self)) self = PyCell_GET(self);
+  const auto is_slot = [&](PyObject* name) {
+    return _PyType_Lookup(Py_TYPE(self), name) == reinterpret_cast<PyObject*>(frame->f_func);
+  };
+  if (!self || std::none_of(slots.begin(), slots.end(), is_slot)) return result;
+  const py::Ref held = py::Ref::steal(result);
+  return is_open_number(result) ? with_values(result) : specialize(result);
+}
+
+bool Machine::refuses_stand_in() const {
+  if (!has_numbers || !PyErr_ExceptionMatches(PyExc_TypeError)) return false;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const py::Ref text = py::Ref::steal(value ? PyObject_Str(value) : nullptr);
+  PyErr_Clear();
+  PyErr_Restore(type, value, traceback);
+  const std::string_view message = text ? PyUnicode_AsUTF8(text.get()) : "";
+  return message.find(number_type()->tp_name) != message.npos || message.find(text_type()->tp_name) != message.npos;
 }
 
 PyObject* Machine::retry_with_numbers(int64_t before, PyObject* const* args, size_t n,

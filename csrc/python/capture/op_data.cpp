@@ -12,7 +12,7 @@ PyObject* operator_object(const char* name) {
   static auto* cache = new std::unordered_map<std::string, PyObject*>();
   auto it = cache->find(name);
   if (it != cache->end()) return it->second;
-  PyObject* module = PyImport_ImportModule("operator");
+  PyObject* module = py::import_module("operator");
   PyObject* f = module ? PyObject_GetAttrString(module, name) : nullptr;
   Py_XDECREF(module);
   cache->emplace(name, f);

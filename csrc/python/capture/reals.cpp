@@ -122,7 +122,7 @@ PyObject* function_of(PyObject* self, PyObject*) {
   const std::optional<Real> x = as_real(self);
   if (x)
     if (const Real r(Real::find_function(plain), *x); fits(r)) return make_real(r);
-  static PyObject* const math = PyImport_ImportModule("math");
+  static PyObject* const math = py::import_module("math");
   const py::Ref value = py::Ref::steal(pinned(self));
   return value ? PyObject_CallMethod(math, std::string(plain).c_str(), "O", value.get()) : nullptr;
 }
@@ -251,7 +251,7 @@ PyObject* extreme_of_reals(PyObject* a, PyObject* b, bool min) {
 }
 
 PyObject* Machine::call_on_reals(PyObject* callable, PyObject* const* args, size_t n) {
-  static PyObject* const math = PyImport_ImportModule("math");
+  static PyObject* const math = py::import_module("math");
   if (!PyCFunction_Check(callable) || PyCFunction_GET_SELF(callable) != math || n == 0 || n > 2 || !size_among(args, n))
     return nullptr;
   const std::string_view name = name_of(callable);

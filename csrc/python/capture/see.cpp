@@ -21,7 +21,7 @@ constexpr Py_ssize_t kLargestShadow = 20000;
 
 bool is_enum(PyTypeObject* t) {
   static PyObject* meta = [] {
-    PyObject* m = PyImport_ImportModule("enum");
+    PyObject* m = py::import_module("enum");
     return m ? PyObject_GetAttrString(m, "EnumMeta") : nullptr;
   }();
   return meta && PyObject_TypeCheck(reinterpret_cast<PyObject*>(t), reinterpret_cast<PyTypeObject*>(meta));

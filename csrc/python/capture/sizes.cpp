@@ -388,7 +388,7 @@ void add_members(PyTypeObject* type, const std::vector<PyMethodDef*>& methods,
 
 void load_sizes() {
   if (type_of_sizes) return;
-  const py::Ref module = py::check(PyImport_ImportModule("kiln._sizes"));
+  const py::Ref module = py::check(py::import_module("kiln._sizes"));
   type_of_sizes = reinterpret_cast<PyTypeObject*>(py::check(PyObject_GetAttrString(module.get(), "Size")).release());
   std::vector<PyMethodDef*> all;
   for (PyMethodDef& def : methods) all.push_back(&def);

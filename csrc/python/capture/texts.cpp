@@ -11,7 +11,7 @@ namespace kiln::capture {
 
 namespace {
 PyObject* member(const char* name) {
-  const py::Ref module = py::check(PyImport_ImportModule("kiln._numbers"));
+  const py::Ref module = py::check(py::import_module("kiln._numbers"));
   return py::check(PyObject_GetAttrString(module.get(), name)).release();
 }
 }  // namespace

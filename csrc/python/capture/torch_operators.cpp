@@ -9,7 +9,7 @@ namespace kiln::capture {
 
 bool Machine::is_torch_operator(PyObject* o) {
   static PyObject* types = [] {
-    PyObject* m = PyImport_ImportModule("torch._ops");
+    PyObject* m = py::import_module("torch._ops");
     PyObject* t = m ? Py_BuildValue("(NN)", PyObject_GetAttrString(m, "OpOverload"),
                                     PyObject_GetAttrString(m, "OpOverloadPacket"))
                     : nullptr;

@@ -87,14 +87,14 @@ PyObject* Machine::call_warn(PyObject* const* args, size_t n, PyObject* kwnames)
 PyObject* Machine::warn_at(py311::Frame* at, PyObject* message, PyObject* category) {
   static PyObject *const raises = helper("warning_raises"), *const action_of = helper("warning_action"),
                          *const warn = helper("warn_in"), *const partial = [] {
-                           const py::Ref functools = py::Ref::steal(PyImport_ImportModule("functools"));
+                           const py::Ref functools = py::Ref::steal(py::import_module("functools"));
                            return PyObject_GetAttrString(functools.get(), "partial");
                          }();
   Paused paused_here(*this);  // the helpers are no part of the program
   PyObject* const name = PyDict_GetItemString(at->f_globals, "__name__");
   if (!name || !PyUnicode_CheckExact(name) || at->f_globals == PyModule_GetDict(polyfills())) return refuse_warning();
   const py::Ref line = py::Ref::steal(PyLong_FromLong(place_of(at)->line));
-  static PyObject* const module = PyImport_ImportModule("warnings");
+  static PyObject* const module = py::import_module("warnings");
   PyObject* const filters = written_filters(module);
   PyErr_Clear();
   if (filters) {  // inside catch_warnings()

@@ -47,4 +47,17 @@ inline Ref check(PyObject* o) {
   return Ref::steal(o);
 }
 
+/// The module of this name, a new reference, or null with an exception. PyImport_ImportModule asks the frame on top for
+/// its __import__; while a program is captured that frame is the program's, and may have none (a namedtuple's __new__).
+inline PyObject* import_module(const char* name) {
+  const Ref text = Ref::steal(PyUnicode_FromString(name));
+  if (!text) return nullptr;
+  if (PyObject* loaded = PyImport_GetModule(text.get()); loaded || PyErr_Occurred()) return loaded;
+  const Ref package = Ref::steal(PyImport_ImportModuleLevelObject(text.get(), nullptr, nullptr, nullptr, 0));
+  if (!package) return nullptr;
+  PyObject* module = PyImport_GetModule(text.get());
+  if (!module && !PyErr_Occurred()) PyErr_SetObject(PyExc_ModuleNotFoundError, text.get());
+  return module;
+}
+
 }  // namespace kiln::py

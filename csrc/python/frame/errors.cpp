@@ -9,7 +9,7 @@ namespace kiln::frame {
 namespace {
 
 void set_class(const char* name, const std::string& message) {
-  py::Ref module = py::Ref::steal(PyImport_ImportModule("kiln.exc"));
+  py::Ref module = py::Ref::steal(py::import_module("kiln.exc"));
   py::Ref type = module ? py::Ref::steal(PyObject_GetAttrString(module.get(), name)) : py::Ref();
   if (type) PyErr_SetString(type.get(), message.c_str());
 }

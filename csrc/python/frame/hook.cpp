@@ -293,7 +293,7 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
 /// The module whose method the frame is of, else null.
 const void* module_of(py311::Frame* frame) {
   static PyObject* module_type = [] {
-    PyObject* nn = PyImport_ImportModule("torch.nn");
+    PyObject* nn = py::import_module("torch.nn");
     return nn ? PyObject_GetAttrString(nn, "Module") : nullptr;
   }();
   PyObject* self = frame->f_code->co_argcount > 0 ? frame->localsplus[0] : nullptr;

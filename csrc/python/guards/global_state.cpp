@@ -35,7 +35,7 @@ bool traced_by_jit() { return c10::impl::tls_local_dispatch_key_set().included_.
 /// Inside torch.autograd.forward_ad's dual_level: tensors may carry tangents, which no guard looks at.
 bool forward_mode_active() {
   static PyObject* const globals =
-      PyModule_GetDict(py::check(PyImport_ImportModule("torch.autograd.forward_ad")).release());
+      PyModule_GetDict(py::check(py::import_module("torch.autograd.forward_ad")).release());
   static uint64_t version = 0;
   static bool active = false;
   if (const uint64_t now = py311::dict_version(globals); now != version) {

@@ -131,7 +131,7 @@ std::string disassemble(PyObject* code) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   std::string text = "<no disassembly>\n";
-  py::Ref dis = py::Ref::steal(PyImport_ImportModule("dis"));
+  py::Ref dis = py::Ref::steal(py::import_module("dis"));
   py::Ref bytecode = dis ? py::Ref::steal(PyObject_CallMethod(dis.get(), "Bytecode", "O", code)) : py::Ref();
   py::Ref out = bytecode ? py::Ref::steal(PyObject_CallMethod(bytecode.get(), "dis", nullptr)) : py::Ref();
   if (const char* utf8 = out ? PyUnicode_AsUTF8(out.get()) : nullptr) text = utf8;
