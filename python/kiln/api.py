@@ -249,7 +249,10 @@ def disallow_in_graph(f: Any) -> Any:
 
 
 def assume_constant_result(f: Any) -> Any:
-    """Calls `f` while capturing, and takes its result as a constant from then on."""
+    """Calls `f` while capturing, with the tensors of that call, and takes its result as a constant from then on.
+
+    Tensors that the captured code computes cannot be given to it: the graph breaks there.
+    """
     return _register(_C.assume_constant_result, f)
 
 

@@ -2,7 +2,6 @@
 // program sees kiln._numbers.Number in their place. Whatever needs the value ends the attempt; the next one takes that
 // number for a constant again, and has a guard on what that call of item() gives, or breaks there.
 #include <numeric>
-#include <string_view>
 
 #include "aten/fake.h"
 #include "base/error.h"
@@ -229,14 +228,17 @@ PyObject* Machine::result_of_slot(const py311::Frame* frame, PyObject* result) {
 }
 
 bool Machine::refuses_stand_in() const {
-  if (!has_numbers || !PyErr_ExceptionMatches(PyExc_TypeError)) return false;
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  const py::Ref text = py::Ref::steal(value ? PyObject_Str(value) : nullptr);
-  PyErr_Clear();
-  PyErr_Restore(type, value, traceback);
-  const std::string_view message = text ? PyUnicode_AsUTF8(text.get()) : "";
-  return message.find(number_type()->tp_name) != message.npos || message.find(text_type()->tp_name) != message.npos;
+  PyObject* value = ts->curexc_value;
+  if (!has_numbers || ts->curexc_type != PyExc_TypeError || !value) return false;
+  // C code's message is a str: no other is asked for its text, which may be the program's to make.
+  if (PyExceptionInstance_Check(value)) {
+    PyObject* args = reinterpret_cast<PyBaseExceptionObject*>(value)->args;
+    value = PyTuple_GET_SIZE(args) == 1 ? PyTuple_GET_ITEM(args, 0) : nullptr;
+  }
+  if (!value || !PyUnicode_CheckExact(value)) return false;
+  static PyObject* const number = PyUnicode_FromString(number_type()->tp_name);
+  static PyObject* const text = PyUnicode_FromString(text_type()->tp_name);
+  return PyUnicode_Contains(value, number) == 1 || PyUnicode_Contains(value, text) == 1;
 }
 
 PyObject* Machine::retry_with_numbers(int64_t before, PyObject* const* args, size_t n,
