@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "python/bindings/bindings.h"
-#include "python/cpython/ref.h"
+#include "python/frame/errors.h"
 
 namespace kiln::bindings {
 namespace {
@@ -8,15 +8,6 @@ namespace {
 std::vector<Init>& inits() {
   static std::vector<Init> list;
   return list;
-}
-
-/// Raises kiln.exc.<name> with the message of `e`.
-void raise_as(const char* name, const std::exception& e) {
-  PyObject* module = kiln::py::import_module("kiln.exc");
-  PyObject* type = module ? PyObject_GetAttrString(module, name) : nullptr;
-  if (type) PyErr_SetString(type, e.what());
-  Py_XDECREF(type);
-  Py_XDECREF(module);
 }
 
 }  // namespace
@@ -33,12 +24,12 @@ PYBIND11_MODULE(_C, m) {
   pybind11::register_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);
-    } catch (const kiln::UserError& e) {
-      kiln::bindings::raise_as("UserError", e);
-    } catch (const kiln::Unsupported& e) {
-      kiln::bindings::raise_as("Unsupported", e);
-    } catch (const kiln::InternalError& e) {
-      kiln::bindings::raise_as("InternalError", e);
+    } catch (const kiln::UserError&) {
+      kiln::frame::set_python_error(p);
+    } catch (const kiln::Unsupported&) {
+      kiln::frame::set_python_error(p);
+    } catch (const kiln::InternalError&) {
+      kiln::frame::set_python_error(p);
     }
   });
   for (kiln::bindings::Init init : kiln::bindings::inits()) init(m);

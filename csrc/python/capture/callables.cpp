@@ -69,12 +69,13 @@ struct Tables {
 
   void add(PyObject* o, Policy policy) {
     if (PyType_Check(o)) return;
-    if (Py_TYPE(o) == &PyStaticMethod_Type) {
-      const py::Ref function = py::Ref::steal(PyObject_GetAttrString(o, "__func__"));
-      callables[key_of(function.get())] = policy;
-      return;
-    }
     callables[key_of(o)] = policy;
+  }
+
+  /// What is called under an entry of a class: of a staticmethod its function, else the entry.
+  static py::Ref called(PyObject* entry) {
+    if (Py_TYPE(entry) != &PyStaticMethod_Type) return py::Ref::borrow(entry);
+    return py::check(PyObject_GetAttrString(entry, "__func__"));
   }
 
   /// The object at a dotted path; null (no error set) if there is none in this build of Python or PyTorch.
@@ -88,7 +89,7 @@ struct Tables {
       if (PyType_Check(o.get())) {
         // The class's own entry: a classmethod or function rather than what it binds to.
         PyObject* d = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(o.get())->tp_dict, name.c_str());
-        if (d) v = py::Ref::borrow(d);
+        if (d) v = called(d);
       }
       if (!v) v = py::Ref::steal(PyObject_GetAttrString(o.get(), name.c_str()));
       if (!v && !PyModule_Check(o.get())) {  // it hides the submodule of its name (torch._higher_order_ops.cond)
@@ -141,8 +142,7 @@ struct Tables {
     PyObject *name, *value;
     while (dict && PyDict_Next(dict, &pos, &name, &value)) {
       if (Py_TYPE(value) == &PyStaticMethod_Type) {
-        const py::Ref f = py::Ref::steal(PyObject_GetAttrString(value, "__func__"));
-        if (PyCFunction_Check(f.get())) add(value, row.policy);
+        if (const py::Ref f = called(value); PyCFunction_Check(f.get())) add(f.get(), row.policy);
       } else if (PyCFunction_Check(value) || Py_TYPE(value) == &PyMethodDescr_Type ||
                  Py_TYPE(value) == &PyClassMethodDescr_Type || Py_TYPE(value) == &PyWrapperDescr_Type) {
         add(value, row.policy);

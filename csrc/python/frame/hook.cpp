@@ -292,13 +292,9 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
 
 /// The module whose method the frame is of, else null.
 const void* module_of(py311::Frame* frame) {
-  static PyObject* module_type = [] {
-    PyObject* nn = py::import_module("torch.nn");
-    return nn ? PyObject_GetAttrString(nn, "Module") : nullptr;
-  }();
   PyObject* self = frame->f_code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
-  const bool is = self && module_type && PyObject_TypeCheck(self, reinterpret_cast<PyTypeObject*>(module_type));
-  return is ? self : nullptr;
+  PyTypeObject* module = nn_module_type();
+  return self && module && PyObject_TypeCheck(self, module) ? self : nullptr;
 }
 
 bool starts_here(py311::Frame* frame) {

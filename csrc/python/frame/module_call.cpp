@@ -62,7 +62,6 @@ bool ModuleCall::refresh(PyFunctionObject* function, PyObject* self) {
   PyObject* found = _PyType_Lookup(type_, forward);
   if (!found || !PyFunction_Check(found)) return false;
   // What is called in its place is called by captured code.
-  capture::load_callables();
   if (capture::policy_of_code(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(found))) == capture::Policy::Polyfill)
     return false;
   forward_ = reinterpret_cast<PyFunctionObject*>(found);
