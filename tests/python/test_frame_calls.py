@@ -366,17 +366,20 @@ def test_threads_make_the_first_calls():
 
 def test_threads_make_the_compiled_functions():
     # What kiln loads first runs Python code, where threads change: one waited for the other without letting go.
+    # Eager comes first and alone: MKL picks its sin() at the first call, and one that comes at the same time from
+    # another thread may get a kernel that is right to 12 bits only (pytorch/pytorch#188792).
     program = """if True:
         import sys, threading, torch, kiln
         sys.setswitchinterval(1e-5)
-        x, done = torch.randn(3, 4), []
+        x, gaps = torch.randn(3, 4), []
         def f(x): return x.sin() + x.cos()
+        expected = f(x)
         def work():
-            done.append(torch.allclose(kiln.compile(f)(x), f(x)))
+            gaps.append((kiln.compile(f)(x) - expected).abs().max().item())
         threads = [threading.Thread(target=work) for _ in range(6)]
         for t in threads: t.start()
         for t in threads: t.join()
-        assert done == [True] * 6
+        assert len(gaps) == 6 and max(gaps) < 1e-6, gaps
     """
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
