@@ -20,7 +20,9 @@ from kiln._higher_order import (  # noqa: F401
     FlexAttentionHOP___call__,
     MapImpl___call__,
     ScanOp___call__,
+    TagActivationCheckpoint___call__,
     TransformGetItemToIndex___torch_function__,
+    WrapActivationCheckpoint___call__,
     _hop_compile_and_call,
     cond,
     while_loop,
@@ -410,6 +412,28 @@ def TransformerEncoder_forward(self, src, mask=None, src_key_padding_mask=None, 
     left_aligned = (padding == (padding.cumsum(1) > 0)).all()
     output = output.masked_fill((padding & left_aligned).unsqueeze(-1), 0.0)
     return output if self.norm is None else self.norm(output)
+
+
+class DisableTorchFunctionSubclass:
+    """torch._C's context of this name: its state is where a capture sees it."""
+
+    def __enter__(self):
+        self.before = torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+        if self.before[0]:
+            torch._C._set_torch_function_state(torch._C._TorchFunctionState.SUBCLASSES_DISABLED)
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        states = torch._C._TorchFunctionState
+        enabled, disabled = self.before
+        torch._C._set_torch_function_state(
+            states.ENABLED if enabled else states.ALL_DISABLED if disabled else states.SUBCLASSES_DISABLED
+        )
+
+
+class DisableTorchFunction(DisableTorchFunctionSubclass):
+    def __enter__(self):
+        self.before = torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+        torch._C._set_torch_function_state(torch._C._TorchFunctionState.ALL_DISABLED)
 
 
 def inference_mode___enter__(self):

@@ -179,3 +179,26 @@ class Overrides:
 def test_an_object_with_its_own_torch_function(f):
     x = torch.randn(3)
     assert_same(kiln.compile(f)(x), f(x))
+
+
+def test_gradients_under_a_mode():
+    # Guards on .grad, and writes of it on leaving, are not the program's calls.
+    def run(wrap):
+        w = torch.ones(3, requires_grad=True)
+
+        def f(x):
+            if w.grad is not None:
+                x = x + w.grad
+            w.grad = None
+            (w * x).sum().backward()
+            return x * 2
+
+        g = wrap(f)
+        modes = [Names() for _ in range(3)]
+        results = []
+        for mode in modes:
+            with mode:
+                results.append(g(X[0, :3]))
+        return results, [mode.names for mode in modes]
+
+    assert_same(run(kiln.compile), run(lambda f: f))

@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import kiln
 from kiln.testing import assert_same
@@ -36,6 +39,34 @@ def test_training_under_torch_compile():
     compiled = torch.compile(f, backend=entry_point())
     assert_same(run(f), run(compiled))
     assert_same(run(f), run(compiled))
+
+
+@pytest.mark.parametrize("policy", ["all", "nested", "some"])
+def test_checkpoints_with_random_numbers_under_torch_compile(policy):
+    # PyTorch's operator for them does not keep the generator's state: what is computed again was of other numbers.
+    weight = torch.nn.Parameter(torch.ones(8))
+    options = {"use_reentrant": False}
+    if policy == "some":
+        keep = [torch.ops.aten.sin.default]
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, keep)
+
+    def inner(x):
+        return torch.nn.functional.dropout(x * weight, 0.5).sin()
+
+    def outer(x):
+        return checkpoint(inner, x, **options) * torch.rand_like(x)
+
+    def f(x):
+        return checkpoint(outer if policy == "nested" else inner, x, **options).sum()
+
+    def run(function):
+        torch.manual_seed(0)
+        weight.grad = None
+        loss = function(torch.arange(8.0))
+        loss.backward()
+        return loss, weight.grad, torch.rand(2)
+
+    assert_same(run(torch.compile(f, backend=entry_point())), run(f))
 
 
 def test_custom_function_under_torch_compile(recwarn):

@@ -15,6 +15,10 @@ void set_rule(const pybind11::object& callable, capture::UserRule rule) {
 KILN_BINDINGS(control) {
   // A C function that capture does not know: a graph break by itself.
   m.def("graph_break", [] {}, "Ends the graph here when captured; does nothing otherwise.");
+  m.def("_with_class", [](const pybind11::object& tensor, const pybind11::type& cls) {
+    tensor.attr("__class__") = cls;
+    return tensor;
+  });
   m.def("_checkpoint",
         [](const std::string&) { throw UserError("a step of a captured checkpoint outside of a capture"); });
   m.def("_inference_mode", [](bool) { return false; });

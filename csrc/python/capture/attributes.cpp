@@ -575,6 +575,11 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
       refuse_sizes("a function mode");
       return after_c_call(PyObject_GetAttr(o, name));
     }
+  bool of_class = false;
+  if (PyObject* v = load_tensor_class_attr(o, name, &of_class); of_class) {
+    if (!v && missing_ok && !break_pending() && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return v;
+  }
   auto written = overlays.find(o);
   if (written != overlays.end())
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();

@@ -154,7 +154,7 @@ bool Machine::overrides_among(PyObject* const* args, size_t n) const {
     PyObject* o = args[i];
     if (PyTuple_Check(o) || PyList_Check(o)) {
       if (overrides_among(PySequence_Fast_ITEMS(o), static_cast<size_t>(PySequence_Fast_GET_SIZE(o)))) return true;
-    } else if (!py::is_tensor(o) && !is_number(o) && !is_open_number(o)) {
+    } else if (!is_number(o) && !is_open_number(o)) {
       const py::Ref has = py::Ref::steal(PyObject_CallOneArg(has_override, o));
       if (has.get() == Py_True) return true;
     }
@@ -166,8 +166,9 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
                               const std::function<PyObject*()>& f) {
   if (waits_for_loader(target)) return put_off(missing_loader);
   // What a transform, or a mode, makes of a call has its own arguments, and appears at torch level as what it runs.
-  if (aten::inside_transform() || py::function_mode_active()) {
-    refuse_sizes("a function mode");
+  if (const bool to_class = goes_to_class(args, count_of(n, kwnames));
+      to_class || aten::inside_transform() || py::function_mode_active()) {
+    if (!to_class) refuse_sizes("a function mode");
     return after_c_call(f());
   }
   if (PyObject* size = ask_size(target, args, n, kwnames)) return size;
@@ -182,12 +183,14 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
     const py::Ref made = py::Ref::steal(r);
     return break_at_class(r);
   }
+  if (r && py::is_tensor(r)) note_class(r);
   if (!r || torch_depth > 0 || trace.num_nodes == before) return r;
   // A factory's requires_grad=True is set above the dispatcher.
   if (kwnames && py::is_tensor(r)) {
     const at::Tensor t = THPVariable_Unpack(r);
     if (t.requires_grad() && t.is_leaf() && !t.is_view() && !find(r)) make_leaf(t);
   }
+  if (PyObject* op = operator_of_class_change(target, &args)) target = op, n = 1, kwnames = nullptr;
   if (!record_torch_level(target, args, n, kwnames, r)) Py_CLEAR(r);
   return r;
 }
@@ -406,7 +409,7 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
   // Their __new__ is Python's, and ends in detach() or _make_subclass().
   if (type == names().parameter_type || type == names().buffer_type) return native();
   if (PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(names().tensor_type)))
-    return graph_break("tensor-constructor", std::string("a call of the class ") + t->tp_name);
+    return call_tensor_subclass(type, args, nargsf, kwnames);
   // The constructors that run are those in Python; of C's only tp_new of a base that is not known remains.
   PyTypeObject* base = t;
   while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
@@ -430,6 +433,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (count == 2 && bound && Py_TYPE(self) == &PyGetSetDescr_Type && is_named(callable, "__get__") &&
       py::is_tensor(arg(1)))
     return load_attr(arg(1), PyDescr_NAME(self));
+  if (count == 3 && bound && Py_TYPE(self) == &PyGetSetDescr_Type && is_named(callable, "__set__") &&
+      py::is_tensor(arg(1)))
+    return store_attr(arg(1), PyDescr_NAME(self), arg(2)) ? Py_NewRef(Py_None) : nullptr;
   if (count == 2 && !kwnames)
     if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
   if (PyObject* text = text_of_call(callable, args, count_of(nargsf, kwnames), kwnames); text || PyErr_Occurred())
@@ -447,7 +453,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       ((converts_numbers(policy) && !takes_open_sizes(name_of(callable))) || numpy_among(args, all)))
     return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
   static PyObject* len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
-  if (callable == len && n == 1)
+  if (callable == len && n == 1 && !asks_class(args[0]))
     if (PyObject* length = open_length(args[0]); length || PyErr_Occurred()) return length;
   // A factor that is a tensor: PyTorch's bindings read its value.
   if (policy == Policy::Torch && kwnames && PyTuple_GET_SIZE(kwnames) == 1 && takes_factor(callable, kwnames))
@@ -495,11 +501,12 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     const bool method = bound || Py_TYPE(callable) == &PyMethodDescr_Type || Py_TYPE(callable) == &PyWrapperDescr_Type;
     if (method && count > 0 && refuses_method(callable, arg(0))) return nullptr;
   }
-  if (py::function_mode_active()) {
+  const bool to_mode = py::function_mode_active();
+  if (to_mode || goes_to_class(args, count_of(nargsf, kwnames)) || (bound && goes_to_class(&self, 1))) {
     if (policy == Policy::Item || policy == Policy::TensorData || policy == Policy::RequiresGrad ||
-        policy == Policy::Polyfill)
+        policy == Policy::RetainGrad || policy == Policy::Polyfill)
       return after_c_call(native());
-    if (policy == Policy::False && std::string_view(name_of(callable)).starts_with("_has_torch_function"))
+    if (to_mode && policy == Policy::False && std::string_view(name_of(callable)).starts_with("_has_torch_function"))
       Py_RETURN_TRUE;
   }
   if (policy == Policy::Polyfill && !options.for_fx && !aten::inside_transform()) {
@@ -574,7 +581,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       // x.relu stored and called later: record the method with its receiver in front.
       std::vector<PyObject*> flat{self};
       flat.insert(flat.end(), args, args + count_of(nargsf, kwnames));
-      PyObject* target = _PyType_Lookup(Py_TYPE(self), PyUnicode_InternFromString(name_of(callable)));
+      PyObject* target = _PyType_Lookup(reinterpret_cast<PyTypeObject*>(names().tensor_type),
+                                        PyUnicode_InternFromString(name_of(callable)));
       return torch_call(target ? target : callable, flat.data(), n + 1, kwnames, native);
     }
     case Policy::TensorData:

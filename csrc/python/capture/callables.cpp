@@ -272,6 +272,7 @@ Policy policy_of_code(PyCodeObject* code) {
 bool constructs_purely(PyTypeObject* type) {
   while (type && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !tables().pure_types.count(type)) type = type->tp_base;
   if (!type) return false;
+  if (PyType_IsSubtype(type, &PyTuple_Type) && PyDict_GetItemString(type->tp_dict, "n_sequence_fields")) return true;
   return tables().pure_types.count(type) ||
          PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(PyExc_BaseException));
 }

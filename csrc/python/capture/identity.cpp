@@ -223,6 +223,8 @@ bool Machine::refuses_callback(PyObject* o) {
 PyObject* Machine::polyfilled_class(PyTypeObject* type) {
   static PyObject* variable = PyObject_GetAttrString(PyImport_AddModule("torch.autograd.variable"), "Variable");
   const char* name = reinterpret_cast<PyObject*>(type) == variable ? "Variable" : polyfill_name(type);
+  for (const char* context : {"torch._C.DisableTorchFunctionSubclass", "torch._C.DisableTorchFunction"})
+    if (strcmp(type->tp_name, context) == 0) name = context + strlen("torch._C.");
   return name ? PyObject_GetAttrString(polyfills(), name) : nullptr;
 }
 

@@ -279,6 +279,13 @@ void Leaver::modes() {
     call("_push_on_torch_function_stack", {});
     m.result.side_effects.back().extra = {recipe(py::function_mode(i))};
   }
+  if (const auto state = at::impl::PythonTorchFunctionTLS::get_disabled_state();
+      state != m.function_modes_at_start.disabled()) {
+    static constexpr std::array<const char*, 3> kNames = {"ENABLED", "SUBCLASSES_DISABLED", "ALL_DISABLED"};
+    const py::Ref module = py::check(py::import_module("torch._C"));
+    const py::Ref states = py::check(PyObject_GetAttrString(module.get(), "_TorchFunctionState"));
+    call("_set_torch_function_state", {py::check(PyObject_GetAttrString(states.get(), kNames.at(state))).get()});
+  }
   for (const Machine::Setting& s : m.settings) {
     if (!s.setter) continue;
     const py::Ref now = py::check(PyObject_CallObject(s.getter.get(), s.args.get()));

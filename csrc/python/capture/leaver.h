@@ -52,6 +52,8 @@ class Leaver {
   RecipePtr output(PyObject* tensor);
   /// The nn.Parameter `t`, which has this data.
   RecipePtr parameter(const RecipePtr& data, const at::Tensor& t);
+  /// The tensor made one of a class.
+  RecipePtr of_class(const RecipePtr& tensor, PyTypeObject* type);
   RecipePtr instance(PyObject* o);
   std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...
   RecipePtr by_reduce(PyObject* o);

@@ -20,6 +20,7 @@
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/ref.h"
+#include "python/cpython/tensor.h"
 
 // The state of one capture. Handlers of instructions (eval.h) and the rules for reading and writing existing objects
 // work on it. Errors inside a capture travel as Python exceptions, since CPython's own frames lie in between; a graph
@@ -162,9 +163,25 @@ class Machine {
   /// For a mappingproxy of a dict.
   PyObject* make_proxy(PyObject* o, PyObject* dict, const SourcePtr& source);
   PyObject* make_fake(PyObject* tensor, const SourcePtr& source);
-  /// Whether tensors of this one's class can be in a graph: results are plain tensors.
+  // --- subclasses of torch.Tensor: tensor_classes.cpp ---
+  /// Whether tensors of this one's class can be in a graph: what makes it more than a tensor is in Python.
   bool captures_class(PyObject* tensor) const;
   PyObject* break_at_class(PyObject* tensor);
+  /// Makes the tensor one of the class. False with an error set.
+  bool take_class(PyObject* stand_in, PyObject* type);
+  /// Guards that the tensor's class stays as it is.
+  void note_class(PyObject* tensor);
+  /// Whether a call with these arguments goes to the __torch_function__ of one's class.
+  bool goes_to_class(PyObject* const* args, size_t n) const;
+  /// Whether the tensor's class says in Python what operators do.
+  bool has_own_operators(PyObject* tensor) const;
+  /// Whether what Python asks of the object (its truth, its length) goes to a tensor's class.
+  bool asks_class(PyObject* o) const { return py::is_tensor(o) && (goes_to_class(&o, 1) || has_own_operators(o)); }
+  /// What the class of a tensor, or what hangs on it, has of that name; not found: as of any other tensor.
+  PyObject* load_tensor_class_attr(PyObject* o, PyObject* name, bool* found);
+  /// For a call that gives a tensor another class: the operator that does it to the data, args[0] being its tensor.
+  static PyObject* operator_of_class_change(PyObject* target, PyObject* const** args);
+  PyObject* call_tensor_subclass(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   /// The real tensor behind a fake that stands for one, else null (borrowed).
   PyObject* real_of(PyObject* o) {
     Known* k = find(o);
@@ -238,7 +255,7 @@ class Machine {
   /// What a function gives whose result the user takes for a constant, called with the tensors of this very call.
   PyObject* constant_result(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   PyObject* call_ex(PyObject* callable, PyObject* args_tuple, PyObject* kwargs_dict);
-  /// Whether one of the arguments, or an element of one, is no tensor and has a __torch_function__ of its own.
+  /// Whether one of the arguments, or an element of one, has a __torch_function__ of its own.
   bool overrides_among(PyObject* const* args, size_t n) const;
   /// Runs `f` as a torch-level call of `target`.
   PyObject* torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
@@ -662,7 +679,7 @@ class Machine {
   BreakReason reason;                                    // of the pending break
   std::unordered_map<int, BreakReason> break_reasons;    // of the earlier attempts, by the root's instruction
   std::vector<int> root_calls;                           // the root's calls so far
-  std::unordered_set<PyObject*> made_functions, made_types;
+  std::unordered_set<PyObject*> made_functions, made_types, noted_classes;
   std::vector<PyObject*> overlay_order;
   struct Deferred {
     py::Ref callable;

@@ -8,7 +8,7 @@ namespace kiln::capture {
 int truth(Exec& e, PyObject* o) {
   if (o == Py_True) return 1;
   if (o == Py_False || o == Py_None) return 0;
-  if (py::is_tensor(o)) {
+  if (py::is_tensor(o) && !e.m.asks_class(o)) {
     if (const auto known = e.m.decide_truth(THPVariable_Unpack(o))) return *known;
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
@@ -63,9 +63,9 @@ std::optional<bool> truth_that_goes_on(PyCodeObject* code, int next, int offset,
 namespace {
 Flow pop_jump(Exec& e, int offset, bool if_true) {
   int t = -1;
-  if (py::is_tensor(e.top()) && e.m.has_fake(e.top())) {
+  if (PyObject* o = e.top(); py::is_tensor(o) && e.m.has_fake(o) && !e.m.asks_class(o)) {
     const auto good = truth_that_goes_on(e.code, e.next, offset, if_true);
-    if (good && e.m.assert_that(THPVariable_Unpack(e.top()), *good)) t = *good;
+    if (good && e.m.assert_that(THPVariable_Unpack(o), *good)) t = *good;
   }
   if (t < 0) t = truth(e, e.top());
   if (t < 0) return Flow::Error;

@@ -23,8 +23,10 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
   bool tensor = false, method = false;  // of a class in Python, which says what the operator does
   for (size_t i = 0; i < n; ++i) {
     tensor |= py::is_tensor(args[i]);
-    method |= m.classify(args[i]) == Class::Instance && Py_TYPE(args[i])->tp_flags & Py_TPFLAGS_HEAPTYPE &&
-              !m.is_open_number(args[i]);
+    method |= py::is_tensor(args[i])
+                  ? m.has_own_operators(args[i])
+                  : m.classify(args[i]) == Class::Instance && Py_TYPE(args[i])->tp_flags & Py_TPFLAGS_HEAPTYPE &&
+                        !m.is_open_number(args[i]);
   }
   // PyTorch's bindings ask what is no int and no slice for its value.
   if (n == 2 && py::is_tensor(args[0]) && m.is_size(args[1]) && std::string_view(op) == "getitem" &&

@@ -326,6 +326,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
     case Class::Tensor: {
       RecipePtr r = output(o);
       if (reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().parameter_type) r = parameter(r, THPVariable_Unpack(o));
+      r = of_class(r, Py_TYPE(o));
       made_[o] = r;
       PyObject** slot = _PyObject_GetDictPtr(o);
       Py_ssize_t pos = 0;

@@ -475,20 +475,9 @@ void Machine::guard_constant(const SourcePtr& source, PyObject* v) {
 
 // --- stand-ins -------------------------------------------------------------------------------------------------------
 
-bool Machine::captures_class(PyObject* tensor) const {
-  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-  const Names& n = names();
-  return type == n.tensor_type || type == n.parameter_type || type == n.buffer_type;
-}
-
-PyObject* Machine::break_at_class(PyObject* tensor) {
-  return graph_break("tensor-subclass", std::string("a tensor of class ") + Py_TYPE(tensor)->tp_name);
-}
-
 PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
   if (!captures_class(tensor)) return break_at_class(tensor);
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-  const Names& n = names();
   const at::Tensor real = THPVariable_Unpack(tensor);
   std::string why;
   at::Tensor fake;
@@ -506,7 +495,7 @@ PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
   if (!fake.defined()) return graph_break("unsupported-tensor", source->text() + ": " + why);
   PyObject* stand_in = THPVariable_Wrap(fake);
   if (!stand_in) return nullptr;
-  if (type != n.tensor_type && PyObject_SetAttr(stand_in, n.class_, type) < 0) {
+  if (type != names().tensor_type && !take_class(stand_in, type)) {
     Py_DECREF(stand_in);
     return nullptr;
   }

@@ -497,7 +497,8 @@ uint64_t Machine::open_dims(const Known& k) const {
   if (!trace.sizes || k.kind != Known::Kind::Tensor || is_module_state(*k.source)) return 0;
   PyObject* o = k.real.get();
   const at::Tensor& t = THPVariable_Unpack(o);
-  if (Py_TYPE(o) != reinterpret_cast<PyTypeObject*>(names().tensor_type) || t.dim() > 64 || t.layout() != at::kStrided)
+  if (!captures_class(o) || PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(names().parameter_type)) ||
+      reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().buffer_type || t.dim() > 64 || t.layout() != at::kStrided)
     return 0;
   const auto marks = [&](const char* name) {
     uint64_t bits = 0;

@@ -100,6 +100,9 @@ PyObject* Machine::load_grad(PyObject* o) {
 }
 
 bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
+  if (value && (py::function_mode_active() || goes_to_class(&o, 1)))
+    if (PyObject* held = _PyType_Lookup(Py_TYPE(o), name); held && Py_TYPE(held) == &PyGetSetDescr_Type)
+      return PyObject_SetAttr(o, name, value) == 0 && !break_pending();
   if (PyUnicode_Compare(name, names().grad) == 0) {
     if (value && value != Py_None && !(py::is_tensor(value) && trace.value_of(THPVariable_Unpack(value)))) {
       graph_break("autograd", "a write of .grad");
@@ -238,6 +241,8 @@ PyObject* Machine::call_requires_grad(PyObject* callable, PyObject* const* args,
 
 PyObject* Machine::call_make_parameter(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
   const bool wanted = n == 3 && args[2] == Py_True;
+  if (!kwnames && !wanted && n >= 2 && PyType_Check(args[0]) && args[0] != names().parameter_type)
+    return torch_call(callable, args, n, kwnames, [&] { return PyObject_Vectorcall(callable, args, n, nullptr); });
   if (kwnames || n < 2 || args[0] != names().parameter_type || !py::is_tensor(args[1]) ||
       (n > 2 && !PyBool_Check(args[2])) || options.for_fx || aten::inside_transform() ||
       aten::is_wrapper(THPVariable_Unpack(args[1])))

@@ -3,9 +3,12 @@
 #include <Python.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <optional>
 #include <vector>
+
+#include "python/cpython/tensor.h"
 
 // torch.overrides.TorchFunctionMode: a stack of objects on this thread. A call of a torch function goes to the
 // __torch_function__ of the topmost one, which runs without it.
@@ -33,9 +36,11 @@ class FunctionModes {
     return n;
   }
   int64_t size() const { return static_cast<int64_t>(modes_.size()); }
+  at::impl::TorchFunctionDisabledState disabled() const { return disabled_; }
 
  private:
   at::impl::PythonTorchFunctionTLS state_ = at::impl::PythonTorchFunctionTLS::get_state();
+  at::impl::TorchFunctionDisabledState disabled_ = at::impl::PythonTorchFunctionTLS::get_disabled_state();
   std::vector<PyObject*> modes_ = [] {
     std::vector<PyObject*> all;
     for (int64_t i = 0; i < num_function_modes(); ++i) all.push_back(function_mode(i));
@@ -43,11 +48,14 @@ class FunctionModes {
   }();
 };
 
-/// Puts the modes of this thread aside: what was recorded under them is not to go to them again.
+/// Puts the modes of this thread aside, and, if asked, what subclasses of torch.Tensor make of operators: what was
+/// recorded under them is not to go to them again.
 class NoFunctionModes {
  public:
-  NoFunctionModes() {
+  explicit NoFunctionModes(bool classes = false) {
+    if (classes && !aside_) aside_ = at::impl::PythonTorchFunctionTLS::get_state();
     if (aside_) at::impl::PythonTorchFunctionTLS::set_state({});
+    if (classes) at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::SUBCLASSES_DISABLED);
   }
   ~NoFunctionModes() {
     if (aside_) at::impl::PythonTorchFunctionTLS::set_state(*aside_);
@@ -57,6 +65,24 @@ class NoFunctionModes {
  private:
   std::optional<at::impl::PythonTorchFunctionTLS> aside_ =
       num_function_modes() > 0 ? std::optional(at::impl::PythonTorchFunctionTLS::get_state()) : std::nullopt;
+};
+
+/// While one lives, an attribute of the tensor is what PyTorch's accessor says: no mode and no class is asked, which
+/// the program would notice.
+class PastOverrides {
+ public:
+  explicit PastOverrides(PyObject* o) {
+    if (!is_tensor(o) || (THPVariable_CheckExact(o) && !function_mode_active())) return;
+    before_ = at::impl::PythonTorchFunctionTLS::get_disabled_state();
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::ALL_DISABLED);
+  }
+  ~PastOverrides() {
+    if (before_) at::impl::PythonTorchFunctionTLS::set_disabled_state(*before_);
+  }
+  PastOverrides(const PastOverrides&) = delete;
+
+ private:
+  std::optional<at::impl::TorchFunctionDisabledState> before_;
 };
 
 }  // namespace kiln::py

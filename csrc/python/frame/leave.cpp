@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "python/cpython/function_modes.h"
 #include "python/pch.h"
 
 namespace kiln::frame {
@@ -107,6 +108,7 @@ void must(int result) {
 
 /// Past what the object's class says of writing to it. Null removes.
 int set_attribute(PyObject* target, PyObject* name, PyObject* value) {
+  const py::PastOverrides itself(target);
   return PyType_Check(target) ? PyType_Type.tp_setattro(target, name, value)
                               : PyObject_GenericSetAttr(target, name, value);
 }

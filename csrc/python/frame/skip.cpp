@@ -127,6 +127,11 @@ bool skipped_file(PyCodeObject* code) {
   return below(folders->library) && file.find("/site-packages/") == std::string_view::npos;
 }
 
+/// A __torch_function__ is called with one function after another: it would be compiled for each.
+bool dispatches(PyCodeObject* code) {
+  return PyUnicode_CompareWithASCIIString(code->co_name, "__torch_function__") == 0;
+}
+
 CodeInfo::Skip how_skipped(PyCodeObject* code) {
   const CodeInfo* info = find_code_info(code);
   return info ? info->skip : CodeInfo::Skip::Unknown;
@@ -140,7 +145,7 @@ bool should_skip(_PyInterpreterFrame* frame) {
   if (info->skip == Skip::Unknown)
     info->skip = of_other_compiler(code)                                     ? Skip::Below
                  : capture::policy_of_code(code) == capture::Policy::StandIn ? Skip::Replaced
-                 : skipped_file(code)                                        ? Skip::Yes
+                 : skipped_file(code) || dispatches(code)                    ? Skip::Yes
                                                                              : Skip::No;
   if (info->skip != Skip::No) return true;
   if (info->resume) return false;

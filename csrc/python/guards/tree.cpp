@@ -173,6 +173,7 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       }
       PyObject* descriptor = _PyType_Lookup(Py_TYPE(base), n.object.get());
       if (!descriptor || !is_c_accessor(descriptor)) return nullptr;
+      const py::PastOverrides itself(base);
       PyObject* value = Py_TYPE(descriptor)->tp_descr_get(descriptor, base, reinterpret_cast<PyObject*>(Py_TYPE(base)));
       if (!value) {
         PyErr_Clear();
