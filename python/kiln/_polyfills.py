@@ -414,6 +414,11 @@ def TransformerEncoder_forward(self, src, mask=None, src_key_padding_mask=None, 
     return output if self.norm is None else self.norm(output)
 
 
+def OptimizedModule___call__(self, *args, **kwargs):
+    """A module that another compiler wraps: the flag that its own call sets is for that compiler."""
+    return torch.nn.Module.__call__(self, *args, **kwargs)
+
+
 class DisableTorchFunctionSubclass:
     """torch._C's context of this name: its state is where a capture sees it."""
 

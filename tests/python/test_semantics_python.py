@@ -12,6 +12,7 @@ import operator
 import subprocess
 import sys
 import typing
+from decimal import Decimal
 
 import pytest
 import torch
@@ -761,3 +762,13 @@ def test_getters_of_the_module_operator():
         return get((y, x, y * 2))
 
     check(over_a_break, x)
+
+
+def test_decimals_that_the_program_makes():
+    def f(x, n):
+        cost = Decimal(n) * Decimal("1.5")
+        return x * float(cost), f"{cost:.2e}", cost > 2
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for n in (1, 2, 3):
+        assert_same(compiled(X, n), f(X, n))

@@ -112,11 +112,14 @@ def test_modules_made_in_captured_code_after_torch_compile():
     assert_same(kiln.compile(f, fullgraph=True)(x), f(x))
 
 
-def test_torch_compiled_code_below_a_compiled_function():
-    """It runs in eager behind a break, again and again: its evaluator and kiln's stand above each other."""
+@pytest.mark.parametrize("captured", [True, False])
+def test_torch_compiled_code_below_a_compiled_function(captured):
+    """It is captured through, or runs behind a break: its evaluator and kiln's stand above each other there."""
 
     @torch.compile(backend="eager")
     def inside(x):
+        if not captured:
+            kiln.graph_break()
         return x.sin() + 1
 
     class Model(torch.nn.Module):
@@ -127,9 +130,9 @@ def test_torch_compiled_code_below_a_compiled_function():
     for f in (
         lambda x: inside(x * 2) - 1,
         lambda x: model(x) + x,
-        lambda x: torch.compile(Model(), backend="eager")(x),
+        *([] if captured else [lambda x: torch.compile(Model(), backend="eager")(x)]),
     ):
-        compiled = kiln.compile(f)
+        compiled = kiln.compile(f, fullgraph=captured)
         for n in (3, 3, 4, 3):
             x = torch.linspace(-1, 1, n)
             assert_same(f(x), compiled(x))

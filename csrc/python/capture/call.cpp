@@ -373,6 +373,10 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (t == &PyFloat_Type) return PyObject_CallMethod(args[0], "__sym_float__", nullptr);
     if (t == &PyLong_Type) return PyObject_CallMethod(args[0], "__trunc__", nullptr);
   }
+  if (strcmp(t->tp_name, "decimal.Decimal") == 0 && size_among(args, count_of(nargsf, kwnames)))
+    return on_values(args, count_of(nargsf, kwnames), [&](PyObject* const* values) {
+      return call_type(type, values, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+    });
   const bool converts = count_of(nargsf, kwnames) == 1 && !kwnames && py::is_tensor(args[0]);
   if (converts && (t == &PyFloat_Type ? THPVariable_Unpack(args[0]).is_floating_point()
                                       : t == &PyLong_Type && !THPVariable_Unpack(args[0]).is_floating_point()))

@@ -121,12 +121,15 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
   const std::string name = PyUnicode_AsUTF8(code->co_qualname), file = PyUnicode_AsUTF8(code->co_filename);
   PeerCode kind = PeerCode::None;
   if (file.find("/torch/_dynamo/") != std::string::npos) {
-    kind = name == "TransformGetItemToIndex.__torch_function__" ? PeerCode::Polyfill : PeerCode::Other;
-    // The last two tag modules for that compiler's own use.
+    const bool polyfilled = name == "TransformGetItemToIndex.__torch_function__" || name == "OptimizedModule.__call__";
+    kind = polyfilled ? PeerCode::Polyfill : PeerCode::Other;
+    // What it was to compile is captured with what is around it. The last two tag modules for that compiler's own use.
     for (const char* wrapper :
-         {"DisableContext.__call__.<locals>._fn", "install_generation_tagging_init.<locals>.patched_init",
+         {"DisableContext.__call__.<locals>._fn", "_TorchDynamoContext.__call__.<locals>.compile_wrapper",
+          "install_generation_tagging_init.<locals>.patched_init",
           "install_generation_tagging_init.<locals>.patched_setstate"})
       if (name == wrapper) kind = PeerCode::Wrapper;
+    if (name == "OptimizedModule.__getattr__") kind = PeerCode::None;
     for (const char* marker :
          {"graph_break", "mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic"})
       if (name == marker) kind = PeerCode::Marker;
