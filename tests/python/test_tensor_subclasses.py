@@ -75,6 +75,17 @@ class Disabled(Operators):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
+class Says:
+    """No tensor itself."""
+
+    def __neg__(self):
+        return self * 5
+
+
+class Mixed(Says, torch.Tensor):
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
 def make(cls, rows=2):
     x = (torch.arange(3.0 * rows).reshape(rows, 3) / 5).as_subclass(cls)
     if cls is WithUnit:
@@ -129,6 +140,7 @@ PROGRAMS = {
     "operators": (Operators, lambda x: (x + 1, x.sum(), x * 2)),
     "asked": (Operators, branches),
     "disabled": (Disabled, lambda x: (x + 1, torch.relu(x), x.sum(), branches(x))),
+    "mixed": (Mixed, lambda x: (-x, x * 2)),
     "made": (torch.Tensor, lambda x: (Plain(x * 2), Plain([1.0, 2.0]), x.as_subclass(Logged).cos())),
 }
 

@@ -71,10 +71,12 @@ bool Machine::goes_to_class(PyObject* const* args, size_t n) const {
 bool Machine::has_own_operators(PyObject* tensor) const {
   PyTypeObject* t = Py_TYPE(tensor);
   if (is_plain_class(t)) return false;
-  for (; t && t != tensor_type(); t = t->tp_base) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(t->tp_mro); ++i) {
+    PyObject* base = PyTuple_GET_ITEM(t->tp_mro, i);
+    if (base == names().tensor_type) return false;
     Py_ssize_t at = 0;
     PyObject *name, *value;
-    while (PyDict_Next(t->tp_dict, &at, &name, &value)) {
+    while (PyDict_Next(reinterpret_cast<PyTypeObject*>(base)->tp_dict, &at, &name, &value)) {
       const std::string_view text = PyUnicode_AsUTF8(name);
       if (PyFunction_Check(value) && text.starts_with("__") && text != "__init__" && text != "__repr__") return true;
     }
