@@ -367,7 +367,7 @@ def test_threads_make_the_first_calls():
 def test_threads_make_the_compiled_functions():
     # What kiln loads first runs Python code, where threads change: one waited for the other without letting go.
     # Eager comes first and alone: MKL picks its sin() at the first call, and one that comes at the same time from
-    # another thread may get a kernel that is right to 12 bits only (pytorch/pytorch#188792).
+    # another thread may get a kernel that is right to 12 bits only.
     program = """if True:
         import sys, threading, torch, kiln
         sys.setswitchinterval(1e-5)
