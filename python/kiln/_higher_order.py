@@ -27,18 +27,17 @@ def CondOp___call__(self, pred, true_fn, false_fn, operands):
     return cond(pred, true_fn, false_fn, operands)
 
 
-def TagActivationCheckpoint___call__(self, gmod, *args, **kwargs):
+def WrapActivationCheckpoint___call__(self, function, *args, **kwargs):
     """A checkpoint in a graph of PyTorch's own front end. What is computed again for the backward draws the random numbers
     of the forward: the operator itself leaves that to the compiler behind it."""
     kwargs["use_reentrant"] = False
+    return torch.utils.checkpoint.checkpoint(function, *args, **kwargs)
+
+
+def TagActivationCheckpoint___call__(self, gmod, *args, **kwargs):
     if "_checkpoint_context_fn" in gmod.meta:
         kwargs["context_fn"] = gmod.meta["_checkpoint_context_fn"]
-    return torch.utils.checkpoint.checkpoint(gmod, *args, **kwargs)
-
-
-def WrapActivationCheckpoint___call__(self, function, *args, **kwargs):
-    kwargs["use_reentrant"] = False
-    return torch.utils.checkpoint.checkpoint(function, *args, **kwargs)
+    return WrapActivationCheckpoint___call__(self, gmod, *args, **kwargs)
 
 
 def while_loop(cond_fn, body_fn, carried_inputs):

@@ -437,7 +437,7 @@ class DisableTorchFunctionSubclass:
 
 class DisableTorchFunction(DisableTorchFunctionSubclass):
     def __enter__(self):
-        self.before = torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+        super().__enter__()
         torch._C._set_torch_function_state(torch._C._TorchFunctionState.ALL_DISABLED)
 
 

@@ -178,6 +178,19 @@ def breaks(f, *args):
     return kiln.explain(f)(*args).graph_break_count
 
 
+def training_step(model, optimizer):
+    """A step that pulls the model's output to 0, and returns its loss."""
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def training_results(f, module, x):
     """What a step of `module`, called as f(x), leaves: the output, the gradients of x and of the parameters, and the
     buffers, which start from their initial values."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import training_step
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
 
@@ -24,14 +25,7 @@ def train(make_optimizer, make_scheduler, compile_step, steps=12, dtype=torch.fl
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
     optimizer = make_optimizer(model.parameters())
     scheduler = make_scheduler(optimizer)
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    step = training_step(model, optimizer)
     run = kiln.compile(step) if compile_step else step
     losses = []
     for _ in range(steps):

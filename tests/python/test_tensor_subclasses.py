@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import tensors, training_step
 from kiln.testing import CompileCounter, assert_same
 
 NO_CLASSES = torch._C.DisableTorchFunctionSubclass
@@ -94,18 +95,9 @@ def make(cls, rows=2):
 
 
 def same(actual, expected):
-    assert type(actual) is type(expected)
-    if isinstance(expected, torch.Tensor):
-        with NO_CLASSES():
-            assert actual.requires_grad == expected.requires_grad
-            assert vars(actual) == vars(expected)
-            assert_same(*(t.detach().as_subclass(torch.Tensor) for t in (actual, expected)))
-    elif isinstance(expected, (tuple, list)):
-        assert len(actual) == len(expected)
-        for a, e in zip(actual, expected, strict=True):
-            same(a, e)
-    else:
-        assert actual == expected
+    with NO_CLASSES():
+        assert_same(actual, expected)
+        assert_same([vars(t) for t in tensors(actual)], [vars(t) for t in tensors(expected)])
 
 
 def writes(x):
@@ -272,14 +264,7 @@ def test_a_training_step_of_a_module_with_subclasses(recwarn):
         model = Model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-        def step(x):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        step = compile(step)
+        step = compile(training_step(model, optimizer))
         Weight.log.clear()
         losses = [step(torch.ones(2, 3) * k) for k in range(4)]
         log = list(Weight.log)

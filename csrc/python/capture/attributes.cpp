@@ -570,11 +570,10 @@ int Machine::load_method(PyObject* o, PyObject* name, PyObject** method) {
 }
 
 PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok) {
-  if (py::function_mode_active())
-    if (PyObject* held = _PyType_Lookup(Py_TYPE(o), name); held && Py_TYPE(held) == &PyGetSetDescr_Type) {
-      refuse_sizes("a function mode");
-      return after_c_call(PyObject_GetAttr(o, name));
-    }
+  if (accessor_goes_elsewhere(o, name)) {
+    if (py::function_mode_active()) refuse_sizes("a function mode");
+    return after_c_call(PyObject_GetAttr(o, name));
+  }
   bool of_class = false;
   if (PyObject* v = load_tensor_class_attr(o, name, &of_class); of_class) {
     if (!v && missing_ok && !break_pending() && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
@@ -603,25 +602,11 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
     v = after_c_call(PyObject_GetAttr(o, name));
   }
   if (v || !PyErr_ExceptionMatches(PyExc_AttributeError) || break_pending()) return v;
-  // An attribute that the user hung on the real tensor.
-  Known* k = find(o);
-  if (k && k->real.get() != o) {
-    PyObject** slot = _PyObject_GetDictPtr(k->real.get());
-    PyObject* dict = slot ? *slot : nullptr;
-    const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
-    if (dict) {
-      PyObject* real = PyDict_GetItem(dict, name);
-      if (real) {
-        PyErr_Clear();
-        return see(real, child(SK::DictItem, source, name));
-      }
-    }
-    PyObject *type, *value, *tb;
-    PyErr_Fetch(&type, &value, &tb);
-    guard(GK::DictLacks, source, name);
-    PyErr_Restore(type, value, tb);
-  }
-  if (missing_ok) PyErr_Clear();
+  PyObject *type, *value, *tb;
+  PyErr_Fetch(&type, &value, &tb);
+  const py::Ref missing[] = {py::Ref::steal(type), py::Ref::steal(value), py::Ref::steal(tb)};
+  if (PyObject* hung = load_hung_attr(o, name); hung || PyErr_Occurred()) return hung;
+  if (!missing_ok) PyErr_Restore(missing[0].new_ref(), missing[1].new_ref(), missing[2].new_ref());
   return nullptr;
 }
 

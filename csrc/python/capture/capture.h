@@ -66,9 +66,8 @@ struct CaptureResult {
     guards::SourcePtr source;
     py::Ref value;
   };
-  std::vector<OpenInt> open_ints;   // what `sizes` is given
-  bool failed_is_asked = false;     // the graph writes to its inputs, which it must not before
-  bool overriding_tensors = false;  // some are of a class that may have a __torch_function__, which has run
+  std::vector<OpenInt> open_ints;  // what `sizes` is given
+  bool failed_is_asked = false;    // the graph writes to its inputs, which it must not before
 };
 
 /// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of batch

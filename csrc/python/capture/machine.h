@@ -177,7 +177,11 @@ class Machine {
   bool has_own_operators(PyObject* tensor) const;
   /// Whether what Python asks of the object (its truth, its length) goes to a tensor's class.
   bool asks_class(PyObject* o) const { return py::is_tensor(o) && (goes_to_class(&o, 1) || has_own_operators(o)); }
-  /// What the class of a tensor, or what hangs on it, has of that name; not found: as of any other tensor.
+  /// Whether reading or writing this accessor of PyTorch's goes to a mode, or to the __torch_function__ of the class.
+  bool accessor_goes_elsewhere(PyObject* o, PyObject* name) const;
+  /// What the program hung on the tensor, or on the real one; null without an error if there is nothing of that name.
+  PyObject* load_hung_attr(PyObject* o, PyObject* name);
+  /// What a subclass has of that name, unless the tensor itself has; not found: as of any other tensor.
   PyObject* load_tensor_class_attr(PyObject* o, PyObject* name, bool* found);
   /// For a call that gives a tensor another class: the operator that does it to the data, args[0] being its tensor.
   static PyObject* operator_of_class_change(PyObject* target, PyObject* const** args);

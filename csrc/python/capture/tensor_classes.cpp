@@ -1,6 +1,5 @@
 // Subclasses of torch.Tensor that are made in Python: what their classes say of attributes, of construction, and of the
 // operators that go to their __torch_function__, which runs as any other Python code does.
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "python/capture/callables.h"
@@ -61,11 +60,17 @@ void Machine::note_class(PyObject* tensor) {
   auto* type = reinterpret_cast<PyObject*>(t);
   if (!noted_classes.insert(type).second) return;
   guard(GK::ClassVersion, child(SK::Const, nullptr, type), type, py311::type_version(t));
-  result.overriding_tensors = true;
 }
 
 bool Machine::goes_to_class(PyObject* const* args, size_t n) const {
-  return result.overriding_tensors && overrides_among(args, n);
+  return !noted_classes.empty() && overrides_among(args, n);
+}
+
+bool Machine::accessor_goes_elsewhere(PyObject* o, PyObject* name) const {
+  if (!py::function_mode_active() && !goes_to_class(&o, 1)) return false;
+  PyObject* held = _PyType_Lookup(Py_TYPE(o), name);
+  return held && Py_TYPE(held) == &PyGetSetDescr_Type && PyUnicode_Compare(name, names().dict) != 0 &&
+         PyUnicode_Compare(name, names().class_) != 0;
 }
 
 bool Machine::has_own_operators(PyObject* tensor) const {
@@ -95,52 +100,53 @@ PyObject* Machine::operator_of_class_change(PyObject* target, PyObject* const** 
   return detach;
 }
 
-PyObject* Machine::load_tensor_class_attr(PyObject* o, PyObject* name, bool* found) {
-  PyTypeObject* t = Py_TYPE(o);
-  *found = false;
-  if (is_plain_class(t) || PyUnicode_Compare(name, names().dict) == 0 || PyUnicode_Compare(name, names().class_) == 0)
-    return nullptr;
-  PyObject* held = _PyType_Lookup(t, name);
-  const bool of_tensors = inherits(t, name);
-  if (held && (of_tensors ? Py_TYPE(held) == &PyGetSetDescr_Type && goes_to_class(&o, 1)
-                          : Py_TYPE(held)->tp_descr_set != nullptr)) {
-    *found = true;
-    return after_c_call(PyObject_GetAttr(o, name));
-  }
-  if (of_tensors) return nullptr;
-  // What hangs on the tensor comes before what its class has.
-  *found = true;
+PyObject* Machine::load_hung_attr(PyObject* o, PyObject* name) {
   if (auto written = overlays.find(o); written != overlays.end())
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
   PyObject** slot = _PyObject_GetDictPtr(o);
   if (PyObject* own = slot && *slot ? PyDict_GetItem(*slot, name) : nullptr) return Py_NewRef(own);
-  if (Known* k = find(o); k && k->real.get() != o) {
-    const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
-    PyObject** real_slot = _PyObject_GetDictPtr(k->real.get());
-    if (PyObject* real = real_slot && *real_slot ? PyDict_GetItem(*real_slot, name) : nullptr)
-      return see(real, child(SK::DictItem, source, name));
-    guard(GK::DictLacks, source, name);
+  Known* k = find(o);
+  if (!k || k->real.get() == o) return nullptr;
+  const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
+  PyObject** real_slot = _PyObject_GetDictPtr(k->real.get());
+  if (PyObject* real = real_slot && *real_slot ? PyDict_GetItem(*real_slot, name) : nullptr)
+    return see(real, child(SK::DictItem, source, name));
+  guard(GK::DictLacks, source, name);
+  return nullptr;
+}
+
+PyObject* Machine::load_tensor_class_attr(PyObject* o, PyObject* name, bool* found) {
+  PyTypeObject* t = Py_TYPE(o);
+  *found = !is_plain_class(t) && !inherits(t, name);
+  if (!*found) return nullptr;
+  PyObject* held = _PyType_Lookup(t, name);
+  // What hangs on the tensor comes before what its class has, properties aside.
+  if (!Py_TYPE(held)->tp_descr_set) {
+    if (PyObject* hung = load_hung_attr(o, name); hung || PyErr_Occurred()) return hung;
+    if (!Py_TYPE(held)->tp_descr_get) return load_attr(reinterpret_cast<PyObject*>(t), name);
   }
-  if (!Py_TYPE(held)->tp_descr_get) return load_attr(reinterpret_cast<PyObject*>(t), name);
   return after_c_call(PyObject_GetAttr(o, name));
 }
 
 PyObject* Machine::call_tensor_subclass(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   static PyObject *make = PyUnicode_InternFromString("__new__"), *init = PyUnicode_InternFromString("__init__");
   auto* t = reinterpret_cast<PyTypeObject*>(type);
-  PyObject *made_by = _PyType_Lookup(t, make), *filled_by = _PyType_Lookup(t, init);
-  const bool python = made_by && Py_TYPE(made_by) == &PyStaticMethod_Type;
-  if (python && !made_types.contains(type)) return PyObject_Vectorcall(type, args, nargsf, kwnames);
-  const auto n = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
-  if (!inherits(t, make) || kwnames)
-    return graph_break("tensor-constructor", std::string("a call of the class ") + t->tp_name);
-  py::Ref made = py::Ref::steal(call_tensor_class(names().tensor_type, args, n));
-  if (!made) return nullptr;
-  if (find(made.get()) || !take_class(made.get(), type) || !captures_class(made.get())) {
+  const auto refuse = [&] {
     PyErr_Clear();
     return graph_break("tensor-constructor", std::string("a call of the class ") + t->tp_name);
+  };
+  if (made_types.contains(type)) return refuse();
+  if (!inherits(t, make)) {
+    const bool python = Py_TYPE(_PyType_Lookup(t, make)) == &PyStaticMethod_Type;
+    return python ? PyObject_Vectorcall(type, args, nargsf, kwnames) : refuse();
   }
-  if (!filled_by || !PyFunction_Check(filled_by)) return made.release();
+  const auto n = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
+  if (kwnames) return refuse();
+  py::Ref made = py::Ref::steal(call_tensor_class(names().tensor_type, args, n));
+  if (!made) return nullptr;
+  if (find(made.get()) || !take_class(made.get(), type) || !captures_class(made.get())) return refuse();
+  PyObject* filled_by = _PyType_Lookup(t, init);
+  if (!PyFunction_Check(filled_by)) return made.release();
   std::vector<PyObject*> given{made.get()};
   given.insert(given.end(), args, args + n);
   const py::Ref none = py::Ref::steal(call(filled_by, given.data(), given.size(), nullptr));

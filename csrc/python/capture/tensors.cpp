@@ -100,9 +100,7 @@ PyObject* Machine::load_grad(PyObject* o) {
 }
 
 bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
-  if (value && (py::function_mode_active() || goes_to_class(&o, 1)))
-    if (PyObject* held = _PyType_Lookup(Py_TYPE(o), name); held && Py_TYPE(held) == &PyGetSetDescr_Type)
-      return PyObject_SetAttr(o, name, value) == 0 && !break_pending();
+  if (value && accessor_goes_elsewhere(o, name)) return PyObject_SetAttr(o, name, value) == 0 && !break_pending();
   if (PyUnicode_Compare(name, names().grad) == 0) {
     if (value && value != Py_None && !(py::is_tensor(value) && trace.value_of(THPVariable_Unpack(value)))) {
       graph_break("autograd", "a write of .grad");

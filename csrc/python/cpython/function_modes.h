@@ -48,14 +48,11 @@ class FunctionModes {
   }();
 };
 
-/// Puts the modes of this thread aside, and, if asked, what subclasses of torch.Tensor make of operators: what was
-/// recorded under them is not to go to them again.
+/// Puts the modes of this thread aside: what was recorded under them is not to go to them again.
 class NoFunctionModes {
  public:
-  explicit NoFunctionModes(bool classes = false) {
-    if (classes && !aside_) aside_ = at::impl::PythonTorchFunctionTLS::get_state();
+  NoFunctionModes() {
     if (aside_) at::impl::PythonTorchFunctionTLS::set_state({});
-    if (classes) at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::SUBCLASSES_DISABLED);
   }
   ~NoFunctionModes() {
     if (aside_) at::impl::PythonTorchFunctionTLS::set_state(*aside_);

@@ -50,7 +50,8 @@ std::vector<FxInput> fx_inputs(const CaptureResult& captured, bool open) {
   return inputs;
 }
 
-/// The tensor itself, or one that shares all with an instance of a subclass: its methods may not be those of tensors.
+/// The tensor itself, or one that shares all with an instance of a subclass: what its class makes of operators and
+/// methods is in the graph already.
 py::Ref as_plain(PyObject* tensor) {
   if (THPVariable_CheckExact(tensor)) return py::Ref::borrow(tensor);  // a parameter's are
   return py::check(THPVariable_Wrap(THPVariable_Unpack(tensor).alias()));
@@ -93,8 +94,7 @@ void close_torch_sizes(CaptureResult& captured) {
 PythonGraph::PythonGraph(const CaptureResult& captured, PyObject* backend, bool open)
     : inputs_(fx_inputs(captured, open)),
       num_tensors_(captured.inputs.size()),
-      num_outputs_(captured.traced->outputs().size()),
-      classes_have_run_(captured.overriding_tensors) {
+      num_outputs_(captured.traced->outputs().size()) {
   KILN_CHECK(to_fx, "nothing converts graphs to torch.fx");
   py::Ref module, examples;
   {
@@ -102,19 +102,15 @@ PythonGraph::PythonGraph(const CaptureResult& captured, PyObject* backend, bool 
     module = to_fx(captured, inputs_);
     examples = py::check(PyList_New(0));
     for (const FxInput& in : inputs_) {
-      const auto example = [&] {
-        PyObject* given = captured.example_inputs[in.index].get();
-        return classes_have_run_ ? as_plain(given) : py::Ref::borrow(given);
-      };
       const py::Ref one = in.kind == FxInput::Kind::Tensor
-                              ? example()
+                              ? as_plain(captured.example_inputs[in.index].get())
                               : py::Ref::steal(pybind11::cast(captured.sizes->symint(in.size)).release().ptr());
       if (PyList_Append(examples.get(), one.get()) < 0) throw py::PythonError{};
     }
   }
   StageTimer timer("backend");
   PyObject* args[] = {module.get(), examples.get()};
-  const py::NoFunctionModes no_modes(classes_have_run_);
+  py::NoFunctionModes no_modes;
   callable_ = py::check(PyObject_Vectorcall(backend, args, 2, nullptr));
   if (!open) inputs_.clear();
 }
@@ -128,7 +124,7 @@ std::vector<py::Ref> PythonGraph::run(PyObject* const* values) const {
   for (const FxInput& in : inputs_) {
     switch (in.kind) {
       case FxInput::Kind::Tensor:
-        held.push_back(classes_have_run_ ? as_plain(values[in.index]) : py::Ref::borrow(values[in.index]));
+        held.push_back(as_plain(values[in.index]));
         break;
       case FxInput::Kind::Size:
         held.push_back(py::check(PyLong_FromLongLong(py::graph_input(values[in.index]).size(in.dim))));
@@ -139,12 +135,11 @@ std::vector<py::Ref> PythonGraph::run(PyObject* const* values) const {
     }
   }
   if (inputs_.empty())
-    for (size_t i = 0; i < num_tensors_; ++i)
-      held.push_back(classes_have_run_ ? as_plain(values[i]) : py::Ref::borrow(values[i]));
+    for (size_t i = 0; i < num_tensors_; ++i) held.push_back(as_plain(values[i]));
   std::vector<PyObject*> args;
   args.reserve(held.size());
   for (const py::Ref& o : held) args.push_back(o.get());
-  const py::NoFunctionModes no_modes(classes_have_run_);
+  py::NoFunctionModes no_modes;
   const py::Ref result = py::check(PyObject_Vectorcall(callable_.get(), args.data(), args.size(), nullptr));
   if (!PyTuple_Check(result.get()) && !PyList_Check(result.get()))
     raise("BackendError", std::string("a backend's callable returned ") + Py_TYPE(result.get())->tp_name +

@@ -39,7 +39,6 @@ class PythonGraph {
  private:
   std::vector<FxInput> inputs_;  // empty: the tensors alone
   size_t num_tensors_, num_outputs_;
-  bool classes_have_run_;  // __torch_function__ of subclasses of torch.Tensor, whose calls are in the graph
   py::Ref callable_;
 };
 
