@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kiln
-from helpers import breaks, check
+from helpers import breaks, check, check_calls, check_sizes
 
 X = torch.arange(24.0).reshape(2, 3, 4)
 
@@ -141,3 +141,114 @@ def test_arguments_with_comparisons_of_their_own_break():
     compiled = kiln.compile(f)
     for value in (2, 3, 2):
         assert torch.equal(compiled(X, Key(value)), X * value)
+
+
+# --- sizes that are left open ---
+
+
+@functools.lru_cache(None)
+def split(shape, axis, *, parts):
+    width = shape[axis]
+    if width % parts:
+        raise ValueError(f"{width} in {parts} parts")
+    return [shape[0], parts, width // parts], {"width": width}
+
+
+@functools.lru_cache
+def positions(n):
+    return torch.arange(n).float()
+
+
+def test_open_sizes_in_a_call():
+    def f(x):
+        shape, more = split(x.shape, 1, parts=2)
+        again, _ = split(x.shape, 1, parts=2)
+        assert again is shape
+        return x.reshape(shape) * more["width"]
+
+    check_sizes(f, make=lambda n: (torch.randn(3, 2 * n),))
+    assert kiln.explain(f, dynamic=True)(torch.randn(3, 8)).graph_break_count == 0
+
+
+def test_open_sizes_and_a_recipe():
+    def f(x):
+        return rearrange(rearrange(x, "a b c -> c a b"), "a b c -> b c a")
+
+    check_sizes(f, make=lambda n: (torch.randn(2, n, 3),))
+
+
+def test_a_cached_call_that_raises_for_some_sizes():
+    def f(x):
+        try:
+            return x.reshape(split(x.shape, 1, parts=3)[0])
+        except ValueError as error:
+            return x + len(str(error))
+
+    check_calls(f, [(torch.randn(2, n),) for n in (6, 9, 10, 11, 12, 100)])
+
+
+def test_tensors_of_a_cache_are_made_once():
+    def f(x):
+        return x + positions(x.shape[0])
+
+    check_sizes(f, make=lambda n: (torch.randn(n),), entries=None)
+    compiled = kiln.compile(lambda x: (x + 1, positions(x.shape[0])), dynamic=True)
+    for n in (5, 6):
+        assert compiled(torch.randn(n))[1] is positions(n)
+
+
+def test_effects_of_a_cached_call_happen_once_for_each_size():
+    seen = []
+
+    @functools.lru_cache
+    def scale(n):
+        seen.append(n)
+        return n + 1
+
+    compiled = kiln.compile(lambda x: x * scale(x.shape[0]), dynamic=True)
+    for n in (4, 5, 4, 6, 5):
+        x = torch.randn(n)
+        assert torch.equal(compiled(x), x * (n + 1))
+    assert seen == [4, 5, 6]
+
+
+def test_what_a_cache_kept_is_not_computed_anew():
+    factor = [2]
+
+    @functools.lru_cache
+    def scale(n):
+        return n * factor[0]
+
+    x = torch.randn(4)
+    assert scale(4) == 8
+    factor[0] = 3
+    compiled = kiln.compile(lambda x: x * scale(x.shape[0]), dynamic=True)
+    assert torch.equal(compiled(x), x * 8)
+
+
+@pytest.mark.parametrize("use", ["changes", "returns", "stores"])
+def test_lists_of_a_cache_with_open_sizes(use):
+    @functools.lru_cache
+    def sizes(n):
+        return [n, n + 1]
+
+    kept = {}
+
+    def f(x):
+        found = sizes(x.shape[0])
+        if use == "changes":
+            found.append(1)
+        if use == "stores":
+            kept["sizes"] = found
+        return x * len(found), found if use == "returns" else None
+
+    compiled = kiln.compile(f, dynamic=True)
+    for n in (3, 4, 3, 5):
+        x = torch.randn(n)
+        result, found = compiled(x)
+        assert torch.equal(result, x * len(sizes(n)))
+        if use == "returns":
+            assert found is sizes(n)
+        if use == "stores":
+            assert kept["sizes"] is sizes(n)
+    assert sizes(3) == ([3, 4, 1, 1] if use == "changes" else [3, 4])

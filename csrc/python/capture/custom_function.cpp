@@ -197,7 +197,7 @@ bool Machine::has_effects_since(const Moment& f) {
   // Containers that were first looked at since then.
   for (size_t i = f.num_knowns; i < knowns.size(); ++i) {
     const Known& k = knowns[i];
-    if (k.kind != Known::Kind::Shadow) continue;
+    if (k.kind != Known::Kind::Shadow || PyTuple_Check(k.stand_in.get())) continue;  // a tuple has no snapshot
     std::vector<const void*> before;
     for (Py_ssize_t j = 0; j < PyList_GET_SIZE(k.snapshot.get()); ++j)
       before.push_back(PyList_GET_ITEM(k.snapshot.get(), j));

@@ -384,6 +384,12 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
       root_instruction = instruction;
       return;
     }
+  for (const CachedObject& c : cached_objects)
+    if (c.changed() || leaver.makes(c.object.get())) {
+      graph_break("call-that-breaks", "a list or dict that functools.lru_cache keeps is changed, or leaves");
+      root_instruction = c.instruction;
+      return;
+    }
   result.exit = std::move(exit);
   done = true;
 }

@@ -33,6 +33,8 @@ class Leaver {
     return r;
   }
   RecipePtr contents(PyObject* container);
+  /// Whether one of the recipes makes this very object.
+  bool makes(PyObject* o) const { return made_.contains(o); }
   /// The cell object itself; null recipe kind Source for the root's free variables.
   RecipePtr cell(PyObject* c);
   void side_effects();

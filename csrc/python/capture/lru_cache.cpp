@@ -1,7 +1,10 @@
 // Calls of what functools.lru_cache wraps, which may give an object of an earlier call.
+#include <torch/csrc/Size.h>
+
 #include "aten/fake.h"
 #include "python/capture/call_tools.h"
 #include "python/capture/machine.h"
+#include "python/capture/sizes.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -44,7 +47,135 @@ bool has_identity_hash(PyObject* o) {
   return Py_TYPE(o)->tp_hash == PyBaseObject_Type.tp_hash &&
          Py_TYPE(o)->tp_richcompare == PyBaseObject_Type.tp_richcompare;
 }
+
+/// Calls f(part) for what a tuple, list or dict consists of, keys included, until one call gives false; so does this.
+template <class F>
+bool all_parts(PyObject* o, F&& f) {
+  if (PyDict_CheckExact(o)) {
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(o, &at, &key, &value))
+      if (!f(key) || !f(value)) return false;
+    return true;
+  }
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
+    if (!f(PySequence_Fast_GET_ITEM(o, i))) return false;
+  return true;
+}
+bool has_parts(PyObject* o) { return PyTuple_CheckExact(o) || PyList_CheckExact(o) || PyDict_CheckExact(o); }
+std::vector<PyObject*> parts_of(PyObject* o) {
+  std::vector<PyObject*> parts;
+  all_parts(o, [&](PyObject* part) {
+    parts.push_back(part);
+    return true;
+  });
+  return parts;
+}
+
+/// Whether it consists of numbers and texts all the way down.
+bool holds_constants(PyObject* o, int depth = 0) {
+  constexpr int kDeepest = 8;
+  if (has_parts(o))
+    return depth < kDeepest && all_parts(o, [&](PyObject* part) { return holds_constants(part, depth + 1); });
+  return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyUnicode_CheckExact(o);
+}
+
+/// Whether a call with it is told from others by it: constants, existing objects, and open numbers.
+bool is_open_key(Machine& m, PyObject* o) {
+  if (PyTuple_CheckExact(o) || Py_TYPE(o) == &THPSizeType)
+    return all_parts(o, [&](PyObject* part) { return is_open_key(m, part); });
+  return m.is_constant(o) || m.find_plain(o) || m.is_open_number(o);
+}
+
+bool is_same_key(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (Py_TYPE(a) == size_type()) return expr_of(a) == expr_of(b);
+  if (!PyTuple_Check(a))
+    return (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) && PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+  bool same = PyTuple_GET_SIZE(a) == PyTuple_GET_SIZE(b);
+  for (Py_ssize_t i = 0; same && i < PyTuple_GET_SIZE(a); ++i)
+    same = is_same_key(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
+  return same;
+}
+
+/// Whether `made`, of open sizes, is `real` in the traced call.
+bool has_hints_of(Machine& m, PyObject* made, PyObject* real) {
+  if (!has_parts(made)) {
+    const py::Ref hint = py::Ref::steal(m.with_hints(made));
+    return hint && Py_TYPE(hint.get()) == Py_TYPE(real) && PyObject_RichCompareBool(hint.get(), real, Py_EQ) == 1;
+  }
+  if (Py_TYPE(made) != Py_TYPE(real)) return false;
+  const std::vector<PyObject*> ours = parts_of(made), theirs = parts_of(real);
+  bool same = ours.size() == theirs.size();
+  for (size_t i = 0; same && i < ours.size(); ++i) same = has_hints_of(m, ours[i], theirs[i]);
+  return same;
+}
+
+void note_objects(Machine& m, PyObject* made) {
+  if (!has_parts(made) || m.find(made)) return;  // an existing object stands for itself
+  const std::vector<PyObject*> parts = parts_of(made);
+  if (!PyTuple_CheckExact(made)) m.cached_objects.push_back({py::Ref::borrow(made), parts, m.root_instruction});
+  for (PyObject* part : parts) note_objects(m, part);
+}
+
+/// The very call that eager makes: it runs or finds what an earlier call left.
+PyObject* call_for_real(Machine& m, PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  Machine::Paused paused_here(m);
+  aten::RecordingPaused no_recording;
+  aten::NoFakeGuard real;
+  return PyObject_Vectorcall(wrapper, args, nargsf, kwnames);
+}
+
+/// A call with open sizes among the arguments: the function is interpreted, if what it gives depends on these alone and
+/// consists of numbers, and it has no effects.
+PyObject* call_with_sizes(Machine& m, PyObject* wrapper, PyObject* wrapped, PyObject* const* args, size_t nargsf,
+                          PyObject* kwnames) {
+  const size_t all = count_of(nargsf, kwnames), n = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
+  for (const CachedCall& c : m.cached_calls) {
+    bool same = c.wrapper == wrapper && c.kwnames.get() == kwnames && c.args.size() == all;
+    for (size_t i = 0; same && i < all; ++i) same = is_same_key(c.args[i].get(), args[i]);
+    if (same) return Py_NewRef(c.result.get());
+  }
+  const auto pinned_call = [&] {
+    return m.on_values(args, all, [&](PyObject* const* values) { return m.call_cached(wrapper, values, n, kwnames); });
+  };
+  // Only what it gives for other sizes is taken from the code.
+  std::vector<py::Ref> held;
+  std::vector<PyObject*> hints;
+  for (size_t i = 0; i < all; ++i) {
+    if (Known* k = m.find_plain(args[i])) m.guard(Guard::Kind::Is, k->source, args[i]);
+    hints.push_back(held.emplace_back(py::Ref::steal(m.with_hints(args[i]))).get());
+    if (!hints.back()) return nullptr;
+  }
+  const py::Ref real = py::Ref::steal(call_for_real(m, wrapper, hints.data(), n, kwnames));
+  if (!real) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    const py::Ref done =
+        py::Ref::steal(m.on_values(args, all, [](PyObject* const*) { return Py_NewRef(Py_None); }));
+    PyErr_Restore(type, value, traceback);
+    return nullptr;
+  }
+  if (!holds_constants(real.get())) return pinned_call();
+  const Machine::Moment before = m.now();
+  py::Ref made = py::Ref::steal(m.call(wrapped, args, n, kwnames));
+  if (!made) return nullptr;
+  // What it reads may have changed since the cache was asked first.
+  if (m.refusal_since(before, /*checkpointed=*/false) || !has_hints_of(m, made.get(), real.get())) {
+    if (PyErr_Occurred()) return nullptr;
+    return m.graph_break("call-that-breaks",
+                       "a call of " + describe(wrapper) + ", which keeps its results, and reads or changes more than its arguments");
+  }
+  note_objects(m, made.get());
+  std::vector<py::Ref> kept;
+  for (size_t i = 0; i < all; ++i) kept.push_back(py::Ref::borrow(args[i]));
+  m.cached_calls.push_back({wrapper, py::Ref::borrow(kwnames), std::move(kept), py::Ref::borrow(made.get())});
+  return made.release();
+}
 }  // namespace
+
+bool CachedObject::changed() const { return parts_of(object.get()) != parts; }
 
 PyObject* Machine::see_cached(PyObject* wrapper, PyObject* result) {
   auto* cache = reinterpret_cast<LruCache*>(wrapper);
@@ -64,22 +195,17 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
   PyObject* globals = PyFunction_Check(wrapped.get()) ? PyFunction_GET_GLOBALS(wrapped.get()) : nullptr;
   const bool trusted = globals && is_trusted_namespace(globals);
   const size_t all = count_of(nargsf, kwnames);
+  auto* cache = reinterpret_cast<LruCache*>(wrapper);
+  if (!trusted && cache->maxsize != 0 && size_among(args, all) &&
+      std::all_of(args, args + all, [this](PyObject* o) { return is_open_key(*this, o); }))
+    return call_with_sizes(*this, wrapper, wrapped.get(), args, nargsf, kwnames);
   bool plain = true;
   for (size_t i = 0; plain && i < all; ++i) plain = is_constant(args[i]) || find_plain(args[i]);
-  auto* cache = reinterpret_cast<LruCache*>(wrapper);
   if (plain && cache->maxsize != 0) {
-    // The very call that eager makes: it runs or finds what an earlier call left. A constant result stays right.
     for (size_t i = 0; i < all; ++i)
       if (Known* k = find_plain(args[i])) guard(Guard::Kind::Is, k->source, args[i]);
-    py::Ref r;
-    {
-      Paused paused_here(*this);
-      aten::RecordingPaused no_recording;
-      aten::NoFakeGuard real;
-      r = py::Ref::steal(PyObject_Vectorcall(wrapper, args, nargsf, kwnames));
-    }
-    if (!r) return nullptr;
-    if (is_constant(r.get())) return r.release();
+    py::Ref r = py::Ref::steal(call_for_real(*this, wrapper, args, nargsf, kwnames));
+    if (!r || is_constant(r.get())) return r.release();  // a constant stays right
     bool quiet = !trusted;
     for (size_t i = 0; quiet && i < all; ++i) quiet = is_constant(args[i]) || has_identity_hash(args[i]);
     if (PyObject* seen = quiet ? see_cached(wrapper, r.get()) : nullptr; seen || PyErr_Occurred()) return seen;
@@ -87,7 +213,8 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
   }
   // Which object it gives, and what was done to it since, is the program's business, but not for Python's and torch's
   // own.
-  if (!trusted) return graph_break("call-that-breaks", "a call of " + describe(wrapper) + ", which keeps its results");
+  if (!trusted && cache->maxsize != 0)
+    return graph_break("call-that-breaks", "a call of " + describe(wrapper) + ", which keeps its results");
   return call(wrapped.get(), args, nargsf, kwnames);
 }
 

@@ -17,6 +17,7 @@
 #include "aten/transforms.h"
 #include "joint/marks.h"
 #include "python/capture/capture.h"
+#include "python/capture/lru_cache.h"
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
 #include "python/cpython/ref.h"
@@ -353,6 +354,8 @@ class Machine {
   bool takes_open_sizes(const char* name) const;
   /// `o` with the numbers themselves, pinned, in the places of sizes. New reference.
   PyObject* with_values(PyObject* o);
+  /// The same with the numbers of the traced call, which nothing pins; of lists there are none in `o`.
+  PyObject* with_hints(PyObject* o);
   PyObject* on_values(PyObject* const* args, size_t n, const std::function<PyObject*(PyObject* const* values)>& f);
   /// The value of a tensor whose sizes are open, else none.
   graph::Value open_value(PyObject* tensor);
@@ -567,6 +570,8 @@ class Machine {
   PyObject* defer(py::Ref callable, const std::vector<PyObject*>& args, bool made = false);
   /// A function under functools.lru_cache.
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+  std::vector<CachedCall> cached_calls;
+  std::vector<CachedObject> cached_objects;
   /// The result that such a call has just given, with guards that a later one gives the same. Null without an error if
   /// nothing tells.
   PyObject* see_cached(PyObject* wrapper, PyObject* result);

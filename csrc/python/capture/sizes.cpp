@@ -329,27 +329,28 @@ bool has_size(PyObject* o, int depth = 0) {
   return false;
 }
 
-/// `o` with the numbers in the places of sizes; `o` itself if there are none. New reference.
-PyObject* with_numbers(PyObject* o) {
-  if (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type()) return pinned(o);
+/// `o` with the numbers, as `number_of` has them, in the places of sizes; `o` itself if there are none. New reference.
+PyObject* with_numbers(PyObject* o, PyObject* (*number_of)(PyObject*) = &pinned) {
+  if (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type()) return number_of(o);
   if (!has_size(o)) return Py_NewRef(o);
   if (PySlice_Check(o)) {
     auto* s = reinterpret_cast<PySliceObject*>(o);
-    const py::Ref start = py::Ref::steal(with_numbers(s->start)), stop = py::Ref::steal(with_numbers(s->stop)),
-                  step = py::Ref::steal(with_numbers(s->step));
+    const py::Ref start = py::Ref::steal(with_numbers(s->start, number_of)),
+                  stop = py::Ref::steal(with_numbers(s->stop, number_of)),
+                  step = py::Ref::steal(with_numbers(s->step, number_of));
     return start && stop && step ? PySlice_New(start.get(), stop.get(), step.get()) : nullptr;
   }
   const Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
   if (PyList_CheckExact(o)) {  // the list itself: it may be written
     for (Py_ssize_t i = 0; i < n; ++i) {
-      PyObject* item = with_numbers(PyList_GET_ITEM(o, i));
+      PyObject* item = with_numbers(PyList_GET_ITEM(o, i), number_of);
       if (!item || PyList_SetItem(o, i, item) < 0) return nullptr;
     }
     return Py_NewRef(o);
   }
   py::Ref tuple = py::Ref::steal(PyTuple_New(n));
   for (Py_ssize_t i = 0; tuple && i < n; ++i) {
-    PyObject* item = with_numbers(PySequence_Fast_GET_ITEM(o, i));
+    PyObject* item = with_numbers(PySequence_Fast_GET_ITEM(o, i), number_of);
     if (!item) return nullptr;
     PyTuple_SET_ITEM(tuple.get(), i, item);
   }
@@ -442,6 +443,15 @@ bool Machine::size_among(PyObject* const* args, size_t n) const {
 }
 
 bool Machine::takes_open_sizes(const char* name) const { return takes_sizes(name) && !aten::inside_transform(); }
+
+PyObject* Machine::with_hints(PyObject* o) {
+  return with_numbers(o, [](PyObject* number) -> PyObject* {
+    const Sizes& sizes = *capturing->trace.sizes;
+    if (const auto e = expr_of(number)) return PyLong_FromLongLong(sizes.hint(*e));
+    const auto r = sizes.hint(as_real(number).value());
+    return r ? PyFloat_FromDouble(*r) : pinned(number);
+  });
+}
 
 PyObject* Machine::with_values(PyObject* o) { return trace.sizes ? with_numbers(o) : Py_NewRef(o); }
 

@@ -69,6 +69,7 @@ struct CodeCache {
   bool eager = false;    // compile no more: the code cannot be captured, or the limit is reached
   int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
   int64_t put_off = 0;   // calls that ran in eager for what a later call need not wait for
+  int64_t unfit = 0;     // captures of which a guard failed at once
   /// Sources of floats and ints that had another value in a later call, and those of them whose values the program
   /// needs.
   std::unordered_set<std::string> changing_numbers, constant_numbers;

@@ -277,6 +277,10 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
         if (target.root)
           warn_once("unsupported " + place_of(target.code),
                     "kiln: " + place_of(target.code) + " runs in eager: " + failure);
+      } else if (target.cache->unfit++ == 0) {
+        // The capture imported what the program looks for in sys.modules, say.
+        turn.reset();
+        return run_frame(tstate, frame, target);
       } else {
         target.cache->eager = true;
         const std::string text = "a guard fails right after capture of " + place_of(target.code) + ": " + failure;
