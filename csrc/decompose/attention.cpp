@@ -1,5 +1,7 @@
-// The operators that nn.TransformerEncoderLayer and nn.MultiheadAttention call in place of their own code in inference.
-// Spelled out, their products keep packed weights, and what stands between these fuses.
+// Attention of one query, as decoding with a cache of keys needs it, and the operators that nn.TransformerEncoderLayer
+// and nn.MultiheadAttention call in place of their own code in inference: spelled out, their products keep packed
+// weights, and what stands between these fuses.
+#include <cmath>
 #include <limits>
 
 #include "decompose/builder.h"
@@ -82,6 +84,41 @@ Value attention(Builder& b, const Heads& h, Value keys) {
   return b.where(none, Arg(std::numeric_limits<double>::quiet_NaN()), y);
 }
 
+// (query, key, value, dropout_p, is_causal, attn_mask, scale): keys and values are read once, past one row each, so
+// that nothing is gained by blocks of them.
+bool one_query(Builder& b, const Node& n, std::vector<Value>& out) {
+  const Value q = n.arg(0).value(), k = n.arg(1).value(), v = n.arg(2).value();
+  const Sizes &s = q.meta().sizes, &keys = k.meta().sizes;
+  const DType t = q.meta().dtype;
+  if (s.size() != 4 || s[2] != 1 || (t != DType::Float32 && t != DType::Float64)) return false;
+  if (n.arg(3).to_double() != 0 || n.arg(4).to_bool() || n.arg(6).is_value()) return false;
+  if (keys != v.meta().sizes || keys[3] != s[3] || k.meta().numel() == 0 || s[1] % keys[1] != 0) return false;
+  if (b.is_used(n, 1)) return false;  // the sums of the rows, which a backward asks for
+  // Heads that share keys stand beside each other: [B, H of keys, heads that share, ..].
+  const int64_t shared = s[1] / keys[1];
+  const double scale = n.arg(6).is_none() ? 1 / std::sqrt(static_cast<double>(s[3])) : n.arg(6).to_double();
+  const Value query = b.view(b.mul(q, Arg(scale)), {s[0], keys[1], shared, 1, s[3]});
+  Value scores = b.sum(b.mul(query, b.unsqueeze(k, 2)), {4}, false), weights;
+  if (has(n, 5)) {
+    Value mask = n.arg(5).value();
+    Sizes m = mask.meta().sizes;
+    if (mask.meta().dtype != t || m.size() > 4 || m.empty()) return false;
+    while (m.size() < 4) m.insert(m.begin(), 1);
+    if (shared > 1) m = m[1] == 1 ? Sizes{m[0], 1, 1, m[3]} : Sizes{m[0], keys[1], shared, m[3]};
+    scores = b.add(scores, b.view(mask, m));
+    // Without any key the result is zero.
+    const double nothing = -std::numeric_limits<double>::infinity();
+    const Value top = b.call("aten::amax", {scores, Arg::ints({3}), Arg(true)});
+    const Value powers = b.exp(b.sub(scores, b.where(b.eq(top, Arg(nothing)), Arg(0.0), top)));
+    const Value total = b.sum(powers, {3}, true);
+    weights = b.div(powers, b.where(b.eq(total, Arg(0.0)), Arg(1.0), total));
+  } else {
+    weights = b.call("aten::_softmax", {scores, Arg(3), Arg(false)});
+  }
+  out = {b.view(b.sum(b.mul(b.unsqueeze(weights, 4), b.unsqueeze(v, 2)), {3}, false), s), {}};
+  return true;
+}
+
 // (src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1,
 //  norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask, mask_type)
 bool encoder_layer(Builder& b, const Node& n, std::vector<Value>& out) {
@@ -140,6 +177,7 @@ bool multi_head_attention(Builder& b, const Node& n, std::vector<Value>& out) {
 }
 
 const RuleRow kRows[] = {
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", one_query},
     {"aten::_transformer_encoder_layer_fwd", encoder_layer},
     {"aten::_native_multi_head_attention", multi_head_attention},
 };

@@ -53,6 +53,8 @@ class Builder {
   Value up(Value a);
   Value full(const Sizes& sizes, Arg value, DType t);
   Value arange(int64_t n);
+  /// Whether anything reads this result of a node of the graph.
+  bool is_used(const Node& n, size_t result) const;
 
  private:
   graph::Graph& g_;

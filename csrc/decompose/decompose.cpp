@@ -41,6 +41,17 @@ Value Builder::arange(int64_t n) {
               {Arg(0), Arg(n), Arg(1), Arg(DType::Int64), Arg(), Arg(graph::Device{}), Arg()});
 }
 
+bool Builder::is_used(const Node& n, size_t result) const {
+  bool used = false;
+  const auto look = [&](const Arg& a) {
+    graph::for_each_value(a, [&](Value v) { used = used || (v.node == &n && v.index == result); });
+  };
+  for (const auto& node : g_.nodes())
+    for (const Arg& a : node->args) look(a);
+  for (const Arg& a : g_.outputs()) look(a);
+  return used;
+}
+
 int64_t wrap(int64_t dim, int64_t rank) { return dim < 0 ? dim + rank : dim; }
 bool has(const Node& n, size_t arg) { return arg < n.args.size() && n.args[arg].is_value() && n.args[arg].value(); }
 

@@ -1,4 +1,6 @@
 // What belongs to no family of its own.
+#include <cmath>
+
 #include "decompose/builder.h"
 
 namespace kiln::decompose {
@@ -59,7 +61,49 @@ bool dot(Builder& b, const Node& n, std::vector<Value>& out) {
   return is_floating(n.results[0].dtype);
 }
 
+// linalg.vector_norm(self, ord, dim, keepdim, dtype) for orders other than those that are one reduction.
+bool vector_norm(Builder& b, const Node& n, std::vector<Value>& out) {
+  const DType t = n.results[0].dtype;
+  Value x = n.arg(0).value();
+  if (!n.arg(1).is_number() || !is_floating(t) || !is_floating(x.meta().dtype)) return false;
+  const double p = n.arg(1).to_double();
+  if (p == 1 || p == 2 || p < 0 || !std::isfinite(p)) return false;
+  Sizes dims = n.arg(2).is_none() ? Sizes{} : n.arg(2).to_ints();
+  const int64_t rank = x.meta().dim();
+  for (int64_t& d : dims) d = wrap(d, rank);
+  for (int64_t d = 0; dims.size() < static_cast<size_t>(rank) && n.arg(2).is_none() && d < rank; ++d) dims.push_back(d);
+  if (dims.empty()) return false;
+  x = b.up(b.to(x, t));
+  const bool keep = n.arg(3).to_bool();
+  if (p == 0) {
+    out = {b.to(b.sum(b.to(b.ne(x, Arg(0.0)), x.meta().dtype), dims, keep), t)};
+    return true;
+  }
+  const auto power = [&](Value v, double e) { return b.call("aten::pow.Tensor_Scalar", {v, Arg(e)}); };
+  const Value square = b.mul(x, x);
+  const Value powers = p == 4 ? b.mul(square, square) : power(b.call("aten::abs", {x}), p);
+  out = {b.to(power(b.sum(powers, dims, keep), 1 / p), t)};
+  return true;
+}
+
+// linalg.cross(self, other, dim)
+bool cross(Builder& b, const Node& n, std::vector<Value>& out) {
+  const Sizes& s = n.results[0].sizes;
+  const Value x = b.expand(n.arg(0).value(), s), y = b.expand(n.arg(1).value(), s);
+  const int64_t dim = wrap(n.args.size() > 2 ? n.arg(2).to_int() : -1, static_cast<int64_t>(s.size()));
+  const auto part = [&](Value v, int64_t i) {
+    return b.call("aten::slice.Tensor", {v, Arg(dim), Arg(i % 3), Arg(i % 3 + 1), Arg(1)});
+  };
+  std::vector<Value> parts;
+  for (int64_t i = 0; i < 3; ++i)
+    parts.push_back(b.sub(b.mul(part(x, i + 1), part(y, i + 2)), b.mul(part(x, i + 2), part(y, i + 1))));
+  out = {b.call("aten::cat", {Arg::values(parts), Arg(dim)})};
+  return true;
+}
+
 const RuleRow kRows[] = {
+    {"aten::linalg_vector_norm", vector_norm},
+    {"aten::linalg_cross", cross},
     {"aten::native_dropout_backward", dropout_backward},
     {"aten::logsumexp", logsumexp},
     {"aten::glu", glu},

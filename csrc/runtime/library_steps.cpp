@@ -105,7 +105,9 @@ bool serves_product(const TensorMeta& a, const TensorMeta& b, const TensorMeta* 
   if (n < 8 || k < 4) return false;
   // Too few rows for a register tile: the matrix is streamed once, as it lies.
   if (m > 0 && gemm::reads_b_once(m)) return a.strides[r - 1] == 1 && (b.strides[r - 2] == 1 || b.strides[r - 1] == 1);
-  return m > 0;
+  // ATen's library takes a batch of small ones in one call.
+  constexpr int64_t kSmall = 32 * 32 * 32;
+  return m > 0 && (r == 2 || c.sizes[0] == 1 || m * n * k > kSmall);
 }
 
 class ProductStep final : public LibraryStep {

@@ -47,6 +47,45 @@ def test_one_row_of_a_batch(transpose: bool) -> None:
     assert_same(kiln.compile(torch.bmm)(q, k), torch.bmm(q, k), rtol=1e-5, atol=1e-5)
 
 
+MATRICES = [(8, 32), (300, 70), (64, 4096), (1, 50), (70, 1), (3, 0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,), (40,)], ids=str)
+def test_columns(batch: tuple[int, ...], transpose: bool, dtype: torch.dtype) -> None:
+    """Matrices by one column, and by a vector: sums that fuse, or the transposed product."""
+
+    def f(a: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        column, row = v.relu()[..., None], v.relu()[..., None, :]
+        results = [(a @ column).add(1), row @ a.mT, a @ column * 2, (a @ column).sum(-2)]
+        if not batch:
+            results += [a @ v, torch.addmv(a[:, 0].clone() if a.shape[1] else v.new_ones(a.shape[0]), a, v, alpha=2)]
+            results += [torch.addr(a, results[-1], v, beta=2), torch.addmm(v, results[-1][:, None], row)]
+        return tuple(results)
+
+    for m, k in MATRICES:
+        a = torch.randn(*batch, k, m).mul(3).to(dtype).mT if transpose else torch.randn(*batch, m, k).mul(3).to(dtype)
+        v = torch.randn(*batch, k).mul(3).to(dtype)
+        rtol, atol = (1e-4, 1e-3) if dtype == torch.float32 else (0.03, 2) if dtype == torch.bfloat16 else (1e-9, 1e-9)
+        for got, want in zip(kiln.compile(f)(a, v), f(a, v), strict=True):
+            assert_same(got, want, rtol=rtol, atol=atol)
+
+
+def test_gradients_of_columns() -> None:
+    def f(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (a.tanh() @ v.sin()).sigmoid()
+
+    for a, v in ((torch.randn(30, 20), torch.randn(20)), (torch.randn(5, 40, 33), torch.randn(5, 33, 1))):
+        results = []
+        for g in (f, kiln.compile(f)):
+            x, y = a.clone().requires_grad_(), v.clone().requires_grad_()
+            g(x, y).square().sum().backward()
+            results.append((x.grad, y.grad))
+        for want, got in zip(*results, strict=True):
+            assert_same(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_expanded_and_strided_operands() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         row = torch.ones(1, 1).expand(2, w.shape[0])
