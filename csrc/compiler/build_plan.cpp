@@ -241,6 +241,39 @@ class Builder {
     if (epilogue.kernel && !joined) add_kernel(*epilogue.kernel, std::move(*epilogue.compiled));
   }
 
+  /// Whether the call's result may lie where its argument does: numbers seen as pairs of others, of a buffer that no
+  /// step writes again. What the caller gets is its own memory.
+  bool lends_memory(const lower::ExternCall& call) {
+    static const std::unordered_set<std::string> kOtherNumbers{"aten::view_as_real", "aten::view_as_complex",
+                                                               "aten::view.dtype"};
+    if (!kOtherNumbers.contains(call.node->op.name()) || call.inputs.size() != 1 || call.results.size() != 1 ||
+        !call.results[0])
+      return false;
+    const BufferId from = call.inputs.begin()->second.buffer, to = call.results[0]->buffer;
+    const auto lent = lent_by_.find(from);
+    const BufferId root = lent == lent_by_.end() ? from : lent->second;
+    const auto is_output = [&](BufferId b) {
+      return std::any_of(lowered_.outputs.begin(), lowered_.outputs.end(),
+                         [&](const lower::Output& o) { return o.defined && o.view.buffer == b; });
+    };
+    switch (plan_.slots[slots_.at(root)].kind) {
+      case SlotInfo::Kind::Input:
+        if (is_output(to) || std::any_of(lowered_.mutated.begin(), lowered_.mutated.end(),
+                                         [&](const auto& m) { return lowered_.inputs[m.input] == root; }))
+          return false;
+        break;
+      case SlotInfo::Kind::Dynamic:
+        if (is_output(to) && (is_output(root) || !lent_to_output_.insert(root).second)) return false;
+        break;
+      default:
+        return false;
+    }
+    lent_by_[to] = root;
+    return true;
+  }
+  std::unordered_map<BufferId, BufferId> lent_by_;  // a result -> the buffer whose memory it has
+  std::unordered_set<BufferId> lent_to_output_;
+
   /// True if `kernel` (may be null) became part of the call's step.
   bool add_call(const lower::ExternCall& call, const std::shared_ptr<const runtime::KernelStep>& kernel) {
     std::unordered_map<graph::Value, Slot> inputs;
@@ -249,7 +282,8 @@ class Builder {
     std::vector<Slot> results;
     for (const auto& r : call.results) results.push_back(r ? slots_.at(r->buffer) : runtime::kNoSlot);
     if (!call.into) {
-      plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, std::move(results), plan_, true));
+      const bool own = !lends_memory(call);
+      plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, std::move(results), plan_, own));
       return false;
     }
     allocate(results);
