@@ -1,6 +1,7 @@
 // Reads and writes at places held in tensors.
 #include "base/error.h"
 #include "lower/lowering.h"
+#include "lower/scatter.h"
 
 namespace kiln::lower {
 namespace {
@@ -84,43 +85,6 @@ bool index_tensor(Lowering& l, const Node& n) {
   return true;
 }
 
-// A nest that stores `value(point)` at `place(point)` of a copy of self. Points that differ in a dim for which
-// `apart(dim)` holds never meet in one place: those are the outer, parallel loops. The others run in order inside, so
-// that sums are formed, and the last write wins, as in eager. With `wide`, sums of half types are formed in float32.
-bool scatter_into(Lowering& l, const Node& n, const Tensor& self, const Sizes& ranges, loops::StoreMode mode,
-                  const std::function<bool(size_t dim)>& apart,
-                  const std::function<std::vector<Expr>(Ops&, Index)>& place,
-                  const std::function<Val(Ops&, Index)>& value,
-                  const std::function<std::optional<Val>(Ops&, Index)>& condition = nullptr, bool wide = false) {
-  const auto cast = [&](const Tensor& t, DType dtype) {
-    return l.lazy(dtype, t.sizes, [t, dtype](Ops& o, Index p) { return cast_to(o, t.load(o, p), dtype); }, {t}, 1);
-  };
-  const DType sums = wide ? compute_type(self.dtype) : self.dtype;
-  const Tensor to = sums == self.dtype ? l.new_buffer(n) : l.new_temp(l.name_of(n) + "_sums", sums, self.sizes);
-  l.store(sums == self.dtype ? self : cast(self, sums), to, l.name_of(n) + "_base");
-  bool empty = false;
-  for (int64_t s : ranges) empty |= s == 0;
-  if (!empty) {
-    Sizes outer, inner;
-    for (size_t d = 0; d < ranges.size(); ++d) (apart(d) ? outer : inner).push_back(ranges[d]);
-    loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
-    const std::vector<Expr> inside = b.stage(inner);
-    std::vector<Expr> p;
-    for (size_t d = 0, o = 0, i = 0; d < ranges.size(); ++d) p.push_back(apart(d) ? b.outer()[o++] : inside[i++]);
-    EvalScope scope;
-    const Val v = cast_to(b, value(b, p), to.dtype);
-    const std::optional<Val> c = condition ? condition(b, p) : std::nullopt;
-    const Expr at = symbolic::linearize(place(b, p), to.strides, to.offset);
-    if (c)
-      b.store_if(*c, to.buffer, at, v, mode);
-    else
-      b.store(to.buffer, at, v, mode);
-    l.add_nest(b.finish());
-  }
-  l.set(n, sums == self.dtype ? to : cast(to, self.dtype));
-  return true;
-}
-
 bool index_put(Lowering& l, const Node& n) {  // (self, indices, values, accumulate, ...)
   const Tensor self = l.get(n.arg(0)), values = l.get(n.arg(2));
   const bool accumulate = n.arg(3).to_bool();
@@ -183,10 +147,6 @@ bool embedding(Lowering& l, const Node& n) {  // (weight, indices, padding_idx, 
                },
                {weight, indices}, 4));
   return true;
-}
-
-Tensor zeros(const Lowering& l, DType t, const Sizes& sizes) {
-  return l.lazy(t, sizes, [t](Ops& o, Index) { return o.constant(t, 0); }, {}, 0);
 }
 
 bool embedding_dense_backward(Lowering& l, const Node& n) {  // (grad, indices, num_weights, padding_idx, scale)

@@ -1,9 +1,12 @@
-// Windows over images and volumes: pooling, its gradients, and nearest resampling. Gradients gather: each input element
-// adds up the windows that cover it, so that elements stay independent and no place is written twice.
+// Windows over images and volumes: pooling, its gradients, and nearest resampling. Most gradients gather: each input
+// element adds up the windows that cover it, so that elements stay independent and no place is written twice.
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "lower/lowering.h"
+#include "lower/scatter.h"
 
 namespace kiln::lower {
 namespace {
@@ -127,6 +130,14 @@ bool max_pool(Lowering& l, const Node& n) {  // (self, kernel, stride, padding, 
   return true;
 }
 
+// How many windows may cover an element, by dim.
+Sizes covering(const Windows& w) {
+  Sizes candidates;
+  for (const Window& x : w)
+    candidates.push_back(std::min((x.kernel + x.stride - 1) / x.stride, (x.in - 1 + x.padding) / x.stride + 1));
+  return candidates;
+}
+
 // A nest over the input's elements and the windows that may cover each: sum of value(window position, mask).
 bool gather_windows(
     Lowering& l, const Node& n, const Windows& w, DType compute,
@@ -143,10 +154,7 @@ bool gather_windows(
   loops::NestBuilder b(l.buffers(), l.name_of(n), outer);
   std::vector<Expr> p(order.size());
   for (size_t i = 0; i < order.size(); ++i) p[order[i]] = b.outer()[i];
-  Sizes candidates;
-  for (const Window& x : w)
-    candidates.push_back(std::min((x.kernel + x.stride - 1) / x.stride, (x.in - 1 + x.padding) / x.stride + 1));
-  const std::vector<Expr> q = b.stage(candidates);
+  const std::vector<Expr> q = b.stage(covering(w));
   std::vector<Expr> at(p.begin(), p.end());
   std::optional<Val> mask;
   for (size_t i = 0; i < w.size(); ++i) {
@@ -166,6 +174,52 @@ bool gather_windows(
   return true;
 }
 
+// Whether an element may lie in several windows.
+bool meet(const Windows& w) {
+  return std::any_of(w.begin(), w.end(), [](const Window& x) { return x.stride < (x.kernel - 1) * x.dilation + 1; });
+}
+
+// To each place that a maximum came from, image by image: the planes of one apart, or all its channels together where
+// these lie side by side. False where a gather is better: it asks every window that may cover an element, for places
+// that lie `stride` apart, but all images and channels at once.
+bool scatter_gradients(Lowering& l, const Node& n, const Windows& w, const Tensor& grad, const Tensor& index) {
+  const TensorMeta& to = n.results[0];
+  const size_t rank = to.sizes.size(), images = rank - w.size();
+  if (to.numel() == 0 || !meet(w)) return false;
+  const bool planes = to.strides == graph::contiguous_strides(to.sizes);
+  if (!planes) {
+    constexpr int64_t kFewWindows = 4;
+    const Sizes c = covering(w);
+    const int64_t windows = std::accumulate(c.begin(), c.end(), int64_t{1}, std::multiplies<>());
+    if (rank != 4 || !to.is_contiguous(graph::MemoryFormat::ChannelsLast) || windows <= kFewWindows ||
+        compute_type(to.dtype) != to.dtype)
+      return false;
+  }
+  int64_t elements = 1;
+  for (const Window& x : w) elements *= x.in;
+  // The order of the loops: n, c, h, w or n, h, w, c.
+  const std::vector<size_t> order = planes ? std::vector<size_t>{0, 1, 2, 3, 4} : std::vector<size_t>{0, 2, 3, 1};
+  Sizes ranges;
+  for (size_t d = 0; d < rank; ++d) ranges.push_back(grad.sizes[order[d]]);
+  const auto point = [=](Index p) {
+    std::vector<Expr> at(p.size());
+    for (size_t d = 0; d < rank; ++d) at[order[d]] = p[d];
+    return at;
+  };
+  return scatter_into(
+      l, n, zeros(l, to.dtype, to.sizes), ranges, loops::StoreMode::Add,
+      [&](size_t d) { return d < (planes ? images : 1); },
+      [&](Ops& o, Index p) {
+        // The image's elements are numbered row by row: the number is a place in a row as long as the image.
+        std::vector<Expr> at = point(p);
+        const Expr place = o.indirect(index.load(o, at), elements, false, "index of a maximum out of its image");
+        std::fill(at.begin() + static_cast<std::ptrdiff_t>(images), at.end(), Expr(0));
+        at.back() = place;
+        return at;
+      },
+      [&](Ops& o, Index p) { return grad.load(o, point(p)); }, nullptr, /*wide=*/true);
+}
+
 template <size_t Rank>
 bool max_pool_backward(Lowering& l, const Node& n) {
   // (grad, self, kernel, stride, padding, dilation, ceil_mode, indices)
@@ -174,6 +228,7 @@ bool max_pool_backward(Lowering& l, const Node& n) {
   if (grad.numel() == 0 || !is_floating(grad.dtype)) return false;
   const Arg dilation = n.arg(5);
   const auto w = windows(Rank, n.results[0].sizes, grad.sizes, n.arg(2), n.arg(3), n.arg(4), &dilation);
+  if (scatter_gradients(l, n, w, grad, index)) return true;
   const DType compute = compute_type(grad.dtype);
   return gather_windows(l, n, w, compute,
                         [&](Ops& o, const std::vector<Expr>& p, const std::vector<Expr>& at, Val mask) {

@@ -18,7 +18,7 @@ OPS = """abs acos acosh add addcdiv addcmul addmm all amax amin any arange argma
 bitwise_not bmm broadcast_to cat ceil clamp clone constant_pad_nd copysign cumprod cumsum diagonal div dot eq erf exp expand
 expm1 eye fill flip floor floor_divide fmax fmod full gather ge hypot index_add index_put index_select isinf isnan lerp lgamma
 log log1p logaddexp logical_and logical_not logical_xor logsumexp masked_fill max mean min minimum mm mul narrow ne neg new_full
-permute pow prod reciprocal remainder repeat reshape roll round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid
+permute pow prod reciprocal linalg.cross mv addmv addr remainder repeat reshape roll round rsqrt rsub scatter scatter_add select_scatter sgn sigmoid
 slice_scatter softmax log_softmax split sqrt square stack std std_mean sub sum t tanh tile tril triu trunc unbind unflatten var
 var_mean where xlogy nan_to_num linalg.vector_norm native_layer_norm nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d
 nn.functional.avg_pool3d nn.functional.adaptive_avg_pool3d nn.functional.max_pool3d nn.functional.conv3d
@@ -610,3 +610,50 @@ def test_truth_over_no_dim():
         return *none, torch.all(x.t(), dim=[]), torch.any(x.to(torch.uint8), dim=[]), torch.all(x), x.amax(dim=[])
 
     check(f, torch.tensor([[0.0, 3.0, float("nan")], [-1.0, 0.0, 0.0]]), grad=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", [0, 0.5, 1.5, 3, 4, 7])
+def test_norms_of_any_order(order, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(6, 5, 70).to(dtype)
+    x[0, 0, :3] = 0
+
+    def f(x):
+        norm = torch.linalg.vector_norm
+        return (
+            norm(x, order),
+            norm(x, order, dim=-1),
+            norm(x, order, dim=(0, 2), keepdim=True),
+            norm(x[:, :0], order, 0),
+        )
+
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    check(f, x, grad=False, rtol=tolerance, atol=tolerance)
+    if order > 1 and dtype != torch.bfloat16:
+        check(lambda x: f(x)[:3], x + 3, rtol=1e-4, atol=1e-4)
+
+
+def test_cross_products():
+    x, y = torch.randn(4, 3, 5, 3), torch.randn(3, 1, 3)
+
+    def f(x, y):
+        return torch.linalg.cross(x, y.expand(4, 3, 5, 3)), torch.linalg.cross(x, y), torch.cross(x, x.flip(-1), dim=1)
+
+    check(f, x, y)
+    check(lambda x, y: torch.linalg.cross(x, y), (x * 9).long(), (y * 9).long())
+
+
+POOLED = [((4, 6, 12, 13), "contiguous"), ((4, 6, 12, 13), "channels last"), ((5, 12, 14), "contiguous")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [(3, 2, 1), (3, 1, 1), (5, 1, 2), (2, 1, 0), (3, 2, 1, 2), (2, 2, 0)], ids=str)
+@pytest.mark.parametrize("shape,layout", POOLED, ids=str)
+def test_gradients_of_windows_that_meet(shape, layout, window, dtype):
+    """Gradients go to the places of the maxima; those that several windows share add up."""
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    x = x.to(memory_format=torch.channels_last) if layout == "channels last" else x
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    check(lambda x: F.max_pool2d(x * 2, *window).relu() * 3, x, **tolerance)
