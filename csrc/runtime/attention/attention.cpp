@@ -246,6 +246,9 @@ void backward_head(const Shape& s, In grad_out, In q, In k, In v, Mask mask, In 
 }  // namespace
 
 bool supported(const Shape& s) {
+  // Packing the keys would be most of the work.
+  constexpr int64_t kFewQueries = 16, kManyKeys = 16;  // for each query
+  if (s.queries < kFewQueries && s.keys >= kManyKeys * s.queries) return false;
   return gemm::supported() && s.head_size > 0 && s.head_size <= 256 && s.queries > 0 && s.keys > 0 && s.kv_heads > 0 &&
          s.heads % s.kv_heads == 0;
 }

@@ -43,7 +43,7 @@ struct Shape {
 };
 
 /// True where the host has a vector unit that these kernels are written for (gemm::supported()), and the shape is one
-/// they serve (head_size at most 256, no empty dimension).
+/// they serve: head_size at most 256, no empty dimension, and not a few queries for many keys.
 bool supported(const Shape& s);
 
 /// out = softmax(scale * q k^T + mask) v; also writes the rows' log-sum-exp, unless lse.data is nullptr.
