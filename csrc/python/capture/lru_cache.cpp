@@ -152,8 +152,7 @@ PyObject* call_with_sizes(Machine& m, PyObject* wrapper, PyObject* wrapped, PyOb
   if (!real) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    const py::Ref done =
-        py::Ref::steal(m.on_values(args, all, [](PyObject* const*) { return Py_NewRef(Py_None); }));
+    const py::Ref done = py::Ref::steal(m.on_values(args, all, [](PyObject* const*) { return Py_NewRef(Py_None); }));
     PyErr_Restore(type, value, traceback);
     return nullptr;
   }
@@ -164,8 +163,9 @@ PyObject* call_with_sizes(Machine& m, PyObject* wrapper, PyObject* wrapped, PyOb
   // What it reads may have changed since the cache was asked first.
   if (m.refusal_since(before, /*checkpointed=*/false) || !has_hints_of(m, made.get(), real.get())) {
     if (PyErr_Occurred()) return nullptr;
-    return m.graph_break("call-that-breaks",
-                       "a call of " + describe(wrapper) + ", which keeps its results, and reads or changes more than its arguments");
+    return m.graph_break(
+        "call-that-breaks",
+        "a call of " + describe(wrapper) + ", which keeps its results, and reads or changes more than its arguments");
   }
   note_objects(m, made.get());
   std::vector<py::Ref> kept;
