@@ -20,10 +20,13 @@ class Builder {
     return n;
   }
   /// A call whose result the rule knows itself: ops of kiln's own, views of values.
-  Value raw(const char* op, std::vector<Arg> args, TensorMeta result) {
-    Node* n = g_.add_call(graph::Op(op), std::move(args), {std::move(result)});
+  Node* raw_node(const char* op, std::vector<Arg> args, std::vector<TensorMeta> results) {
+    Node* n = g_.add_call(graph::Op(op), std::move(args), std::move(results));
     added.push_back(n);
-    return n->out();
+    return n;
+  }
+  Value raw(const char* op, std::vector<Arg> args, TensorMeta result) {
+    return raw_node(op, std::move(args), {std::move(result)})->out();
   }
   Value call(const char* op, std::vector<Arg> args) { return node(op, std::move(args))->out(); }
   std::vector<Node*> added;  // in order

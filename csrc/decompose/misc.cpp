@@ -101,7 +101,33 @@ bool cross(Builder& b, const Node& n, std::vector<Value>& out) {
   return true;
 }
 
+// Without the vectors that nobody reads, as eager computes them when it keeps nothing for a backward: ATen gives empty
+// ones then.
+TensorMeta nothing(TensorMeta like) {
+  like.sizes = {0};
+  like.strides = {1};
+  return like;
+}
+// (A, full_matrices, compute_uv, driver) -> (U, S, Vh)
+bool singular_values(Builder& b, const Node& n, std::vector<Value>& out) {
+  if (!n.arg(2).to_bool() || b.is_used(n, 0) || b.is_used(n, 2)) return false;
+  Node* const values = b.raw_node("aten::_linalg_svd", {n.arg(0), n.arg(1), Arg(false), n.arg(3)},
+                                  {nothing(n.results[0]), n.results[1], nothing(n.results[2])});
+  out = {{}, values->out(1), {}};
+  return true;
+}
+// (A, UPLO, compute_v) -> (values, vectors)
+bool eigenvalues(Builder& b, const Node& n, std::vector<Value>& out) {
+  if (!n.arg(2).to_bool() || b.is_used(n, 1)) return false;
+  Node* const values =
+      b.raw_node("aten::_linalg_eigh", {n.arg(0), n.arg(1), Arg(false)}, {n.results[0], nothing(n.results[1])});
+  out = {values->out(0), {}};
+  return true;
+}
+
 const RuleRow kRows[] = {
+    {"aten::_linalg_svd", singular_values},
+    {"aten::_linalg_eigh", eigenvalues},
     {"aten::linalg_vector_norm", vector_norm},
     {"aten::linalg_cross", cross},
     {"aten::native_dropout_backward", dropout_backward},

@@ -21,6 +21,8 @@ constexpr int kMaxOps = 160, kMaxLoads = 24;
 constexpr int kCheapOps = 4;
 // What has so many times fewer elements than its reader stays in the caches.
 constexpr int64_t kSmall = 8;
+// Operations for an element that are worth a store and a load.
+constexpr int64_t kSpreadOps = (kSmall - 1) * kCheapOps;
 
 // Evaluating a lazy value twice at one point (x * x) must not double the work at every level of a chain: values are
 // remembered per evaluation of a nest's function, that is per stage.
@@ -322,9 +324,9 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
     const auto u = uses_.find(v);
     const Uses uses = u == uses_.end() ? Uses{} : u->second;
     const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->wide_loads <= 1 && t.lazy->ops <= kCheapOps;
-    // A value for each channel, say, is not computed for each pixel.
-    const int64_t size = t.numel();
-    const bool spread = size > 1 && size * kSmall <= uses.widest && t.lazy->loads > 0 && t.lazy->ops > kCheapOps;
+    // A value for each channel, say, is not computed for each pixel, nor a power of a distance for each coordinate.
+    const int64_t size = t.numel(), times = size > 0 ? uses.widest / size : 0;
+    const bool spread = size > 1 && times > 1 && t.lazy->loads > 0 && (times - 1) * t.lazy->ops > kSpreadOps;
     const bool kept = !recompute && (spread || (uses.readers > 1 && !cheap));
     if (escapes(n, i) || kept || t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
       Tensor to = new_buffer(n, i);

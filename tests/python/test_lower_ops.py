@@ -657,3 +657,33 @@ def test_gradients_of_windows_that_meet(shape, layout, window, dtype):
     x = x.to(memory_format=torch.channels_last) if layout == "channels last" else x
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
     check(lambda x: F.max_pool2d(x * 2, *window).relu() * 3, x, **tolerance)
+
+
+def test_a_costly_value_is_computed_once_for_several_readers(capfd):
+    """A power of each distance is not computed again for each of its three coordinates."""
+
+    def forces(x):
+        d = x[None] - x[:, None]
+        return (d / (d.square().sum(-1, keepdim=True) + 0.1) ** 1.5).sum(1)
+
+    check(forces, torch.randn(40, 3), rtol=1e-4, atol=1e-5)
+    kiln.reset()
+    kiln.set_logs("loops")
+    kiln.compile(forces)(torch.randn(40, 3))
+    kiln.set_logs("")
+    kernels = capfd.readouterr().err.split("after scheduling")[1].split("kernel ")
+    costly = [k for k in kernels if " Pow " in k]
+    assert len(costly) == 1
+    assert "[1600" in costly[0] or "[40, 40" in costly[0]  # by pairs, with the inner sum over coordinates
+    assert "Store" in costly[0] and "40, 3, 40]" not in costly[0]
+
+
+def test_values_without_vectors_are_those_of_eager():
+    """Which routine of LAPACK runs depends on whether somebody needs the vectors."""
+    torch.manual_seed(0)
+    x = torch.randn(20, 16, 12)
+    y = x.mT @ x
+    with torch.no_grad():
+        check(lambda x, y: (torch.linalg.svdvals(x), torch.linalg.eigvalsh(y)), x, y, rtol=0, atol=0, grad=False)
+        check(lambda x: torch.linalg.svd(x)[1:], x, rtol=1e-5, atol=1e-5, grad=False)
+    check(lambda x: torch.linalg.svdvals(x).sum() + torch.linalg.eigvalsh(x.mT @ x).sum(), x, rtol=1e-3, atol=1e-3)
