@@ -326,7 +326,8 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
     const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->wide_loads <= 1 && t.lazy->ops <= kCheapOps;
     // A value for each channel, say, is not computed for each pixel, nor a power of a distance for each coordinate.
     const int64_t size = t.numel(), times = size > 0 ? uses.widest / size : 0;
-    const bool spread = size > 1 && times > 1 && t.lazy->loads > 0 && (times - 1) * t.lazy->ops > kSpreadOps;
+    const bool spread =
+        size > 1 && times > 1 && t.lazy->loads > 0 && t.lazy->ops > kCheapOps && (times - 1) * t.lazy->ops > kSpreadOps;
     const bool kept = !recompute && (spread || (uses.readers > 1 && !cheap));
     if (escapes(n, i) || kept || t.lazy->ops > kMaxOps || t.lazy->loads > kMaxLoads) {
       Tensor to = new_buffer(n, i);
