@@ -172,6 +172,18 @@ FIGURES = [
     *[Figure(f"peak memory, {m} train", m, "train", "memory", ("eager",), 1) for m in ("resnet50", "gpt2", "chain", "mlp")],
 ]  # fmt: skip
 
+
+def pattern_figures() -> list[Figure]:
+    """kiln is never slower than eager, within what a busy machine tells."""
+    from kiln.bench.patterns import PATTERNS
+
+    return [
+        Figure(f"{p.name}, {kind}", "pattern", f"{p.name}|{kind}", "steady", ("eager",), 0.95, threads=1)
+        for p in PATTERNS
+        for kind in (("infer", "train") if p.gradient else ("infer",))
+    ]
+
+
 MODEL_COMPILERS = {
     "train": ["eager", "torch", "torch-max-autotune", "kiln"],
     "infer": ["eager", "torch", "torch-max-autotune", "torch-freezing", "kiln"],
@@ -179,7 +191,7 @@ MODEL_COMPILERS = {
 
 
 def compilers_for(model: str, phase: str) -> list[str]:
-    if model == "product":
+    if model in ("product", "pattern"):
         return ["eager", "kiln"]
     if model in SPECIAL:
         return ["eager", "torch", "kiln"]
@@ -225,17 +237,18 @@ def main(
     rows: dict[tuple[str, str], dict[str, Result]] = {}
     figures = []
     if suite:
-        if suite not in ("figures", "quick"):
-            console.print(f"unknown suite {suite!r}: figures or quick")
+        if suite not in ("figures", "quick", "patterns"):
+            console.print(f"unknown suite {suite!r}: figures, quick or patterns")
             return 2
-        figures = [f for f in FIGURES if only in f.name]
+        figures = [f for f in (pattern_figures() if suite == "patterns" else FIGURES) if only in f.name]
         if suite == "quick":
             size = "small"
         for figure in figures:
             key = (figure.model, figure.phase)
             if key not in rows:
                 rows[key] = run_row(console, *key, compilers_for(*key), rounds, size, figure.threads or threads)
-                print_row(console, *key, rows[key])
+                if suite != "patterns":
+                    print_row(console, *key, rows[key])
                 save(out, rows, figures, size)
     else:
         for model in models or ["mlp"]:
@@ -304,9 +317,9 @@ def plot(out: Path, rows: dict[tuple[str, str], dict[str, Result]]) -> str:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    rows = {key: results for key, results in rows.items() if key[0] != "product"}
+    rows = {key: results for key, results in rows.items() if key[0] not in ("product", "pattern")}
     if not rows:
-        return "no plot (matrix products only)"
+        return "no plot (of models alone)"
     names = list(dict.fromkeys(c for results in rows.values() for c in results))
     figure, axes = pyplot.subplots(2, 1, figsize=(max(6, 1.6 * len(rows)), 7))
     width = 0.8 / len(names)

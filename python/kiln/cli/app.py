@@ -29,7 +29,9 @@ def bench(
     compilers: Annotated[
         str, typer.Option(help="Comma-separated: eager, torch, torch-max-autotune, torch-freezing, kiln.")
     ] = "eager,torch,kiln",
-    suite: Annotated[str, typer.Option(help="figures: the published table. quick: the same on small models.")] = "",
+    suite: Annotated[
+        str, typer.Option(help="figures: the published table. quick: on small models. patterns: of small programs.")
+    ] = "",
     rounds: Annotated[int, typer.Option(help="Interleaved rounds of each cell.")] = 3,
     size: Annotated[str, typer.Option(help="full or small")] = "full",
     threads: Annotated[int, typer.Option(help="Threads of each cell; 0 for PyTorch's default.")] = 0,
