@@ -98,7 +98,7 @@ bool one_query(Builder& b, const Node& n, std::vector<Value>& out) {
   const int64_t shared = s[1] / keys[1];
   const double scale = n.arg(6).is_none() ? 1 / std::sqrt(static_cast<double>(s[3])) : n.arg(6).to_double();
   const Value query = b.view(b.mul(q, Arg(scale)), {s[0], keys[1], shared, 1, s[3]});
-  Value scores = b.sum(b.mul(query, b.unsqueeze(k, 2)), {4}, false), weights;
+  Value scores = b.sum(b.mul(query, b.unsqueeze(k, 2)), {4}, false);
   if (has(n, 5)) {
     Value mask = n.arg(5).value();
     Sizes m = mask.meta().sizes;
@@ -106,15 +106,10 @@ bool one_query(Builder& b, const Node& n, std::vector<Value>& out) {
     while (m.size() < 4) m.insert(m.begin(), 1);
     if (shared > 1) m = m[1] == 1 ? Sizes{m[0], 1, 1, m[3]} : Sizes{m[0], keys[1], shared, m[3]};
     scores = b.add(scores, b.view(mask, m));
-    // Without any key the result is zero.
-    const double nothing = -std::numeric_limits<double>::infinity();
-    const Value top = b.call("aten::amax", {scores, Arg::ints({3}), Arg(true)});
-    const Value powers = b.exp(b.sub(scores, b.where(b.eq(top, Arg(nothing)), Arg(0.0), top)));
-    const Value total = b.sum(powers, {3}, true);
-    weights = b.div(powers, b.where(b.eq(total, Arg(0.0)), Arg(1.0), total));
-  } else {
-    weights = b.call("aten::_softmax", {scores, Arg(3), Arg(false)});
   }
+  // Without any key the result is zero.
+  const Value weights = has(n, 5) ? b.call("aten::_safe_softmax", {scores, Arg(3), Arg()})
+                                  : b.call("aten::_softmax", {scores, Arg(3), Arg(false)});
   out = {b.view(b.sum(b.mul(b.unsqueeze(weights, 4), b.unsqueeze(v, 2)), {3}, false), s), {}};
   return true;
 }

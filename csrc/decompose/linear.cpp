@@ -49,10 +49,9 @@ enum class Form {
 Form form_of(const TensorMeta& matrix, int64_t summed, bool row) {
   constexpr int64_t kLongSum = 2048, kSmallMatrix = 1024, kSmall = 1 << 15;
   const int64_t rank = matrix.dim(), elements = matrix.sizes[rank - 2] * matrix.sizes[rank - 1];
-  if (matrix.numel() <= kSmall) return Form::Sum;
   const bool batch = matrix.numel() > elements, along_memory = matrix.strides[summed] == 1;
-  if (batch ? elements < kSmallMatrix : row) return batch ? Form::Sum : Form::Library;
-  if (along_memory && matrix.sizes[summed] <= kLongSum) return Form::Sum;
+  if (matrix.numel() <= kSmall || (batch && elements < kSmallMatrix)) return Form::Sum;
+  if (along_memory && matrix.sizes[summed] <= kLongSum && (batch || !row)) return Form::Sum;
   return row ? Form::Library : Form::Row;
 }
 
@@ -87,15 +86,9 @@ Value fused_product(Builder& b, const Node& n, Value x, Value y) {
   const auto turned = [&](Value v) { return b.call("aten::transpose.int", {v, Arg(left), Arg(right)}); };
   Form form = row ? form_of(y.meta(), left, true) : form_of(x.meta(), right, false);
   if (is_outer_product(row ? y : x)) form = Form::Sum;
-  switch (form) {
-    case Form::Library:
-      return {};
-    case Form::Sum:
-      return row ? b.sum(b.mul(turned(x), y), {left}, true) : b.sum(b.mul(x, turned(y)), {right}, true);
-    case Form::Row:
-      return turned(b.call(rank == 3 ? "aten::bmm" : "aten::mm", {turned(y), turned(x)}));
-  }
-  return {};
+  if (form == Form::Library) return {};
+  if (form == Form::Row) return turned(b.call(rank == 3 ? "aten::bmm" : "aten::mm", {turned(y), turned(x)}));
+  return row ? b.sum(b.mul(turned(x), y), {left}, true) : b.sum(b.mul(x, turned(y)), {right}, true);
 }
 
 bool product(Builder& b, const Node& n, std::vector<Value>& out) {
@@ -108,7 +101,8 @@ bool addmm(Builder& b, const Node& n, std::vector<Value>& out) {
   if (rounds(n)) return false;
   Value xy = fused_product(b, n, x, y);
   if (!xy && is_row(n)) return false;
-  out = {combine(b, n.arg(0).value(), xy ? xy : b.call("aten::mm", {x, y}), n.arg(3), n.arg(4))};
+  if (!xy) xy = b.call("aten::mm", {x, y});
+  out = {combine(b, n.arg(0).value(), xy, n.arg(3), n.arg(4))};
   return true;
 }
 bool baddbmm(Builder& b, const Node& n, std::vector<Value>& out) {

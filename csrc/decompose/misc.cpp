@@ -1,5 +1,6 @@
 // What belongs to no family of its own.
 #include <cmath>
+#include <numeric>
 
 #include "decompose/builder.h"
 
@@ -68,10 +69,9 @@ bool vector_norm(Builder& b, const Node& n, std::vector<Value>& out) {
   if (!n.arg(1).is_number() || !is_floating(t) || !is_floating(x.meta().dtype)) return false;
   const double p = n.arg(1).to_double();
   if (p == 1 || p == 2 || p < 0 || !std::isfinite(p)) return false;
-  Sizes dims = n.arg(2).is_none() ? Sizes{} : n.arg(2).to_ints();
-  const int64_t rank = x.meta().dim();
-  for (int64_t& d : dims) d = wrap(d, rank);
-  for (int64_t d = 0; dims.size() < static_cast<size_t>(rank) && n.arg(2).is_none() && d < rank; ++d) dims.push_back(d);
+  Sizes dims(static_cast<size_t>(x.meta().dim()));
+  std::iota(dims.begin(), dims.end(), 0);
+  if (!n.arg(2).is_none()) dims = n.arg(2).to_ints();
   if (dims.empty()) return false;
   x = b.up(b.to(x, t));
   const bool keep = n.arg(3).to_bool();
@@ -80,8 +80,7 @@ bool vector_norm(Builder& b, const Node& n, std::vector<Value>& out) {
     return true;
   }
   const auto power = [&](Value v, double e) { return b.call("aten::pow.Tensor_Scalar", {v, Arg(e)}); };
-  const Value square = b.mul(x, x);
-  const Value powers = p == 4 ? b.mul(square, square) : power(b.call("aten::abs", {x}), p);
+  const Value powers = p == 4 ? power(power(x, 2), 2) : power(b.call("aten::abs", {x}), p);
   out = {b.to(power(b.sum(powers, dims, keep), 1 / p), t)};
   return true;
 }

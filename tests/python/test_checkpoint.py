@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import kiln
-from helpers import breaks, check
+from helpers import breaks, check, training_step
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -315,13 +315,12 @@ def test_operands_of_products_are_computed_again_in_whole_steps(dtype):
     x = torch.randn(2, 256, 128, generator=torch.Generator().manual_seed(3)).to(dtype)
 
     def step_of(net, opt):
+        trained = training_step(net, opt)
+
         def step(_):
-            opt.zero_grad()
-            loss = net(x).square().mean()
-            loss.backward()
-            opt.step()
+            loss = trained(x)
             x.mul_(1.01)  # read by what is computed again
-            return loss.detach()
+            return loss
 
         return step
 

@@ -1,6 +1,8 @@
 // Calls of what functools.lru_cache wraps, which may give an object of an earlier call.
 #include <torch/csrc/Size.h>
 
+#include <algorithm>
+
 #include "aten/fake.h"
 #include "python/capture/call_tools.h"
 #include "python/capture/machine.h"
@@ -48,27 +50,18 @@ bool has_identity_hash(PyObject* o) {
          Py_TYPE(o)->tp_richcompare == PyBaseObject_Type.tp_richcompare;
 }
 
-/// Calls f(part) for what a tuple, list or dict consists of, keys included, until one call gives false; so does this.
-template <class F>
-bool all_parts(PyObject* o, F&& f) {
+bool has_parts(PyObject* o) { return PyTuple_CheckExact(o) || PyList_CheckExact(o) || PyDict_CheckExact(o); }
+
+/// What a tuple, list or dict consists of, keys included; borrowed.
+std::vector<PyObject*> parts_of(PyObject* o) {
+  std::vector<PyObject*> parts;
   if (PyDict_CheckExact(o)) {
     Py_ssize_t at = 0;
     PyObject *key, *value;
-    while (PyDict_Next(o, &at, &key, &value))
-      if (!f(key) || !f(value)) return false;
-    return true;
+    while (PyDict_Next(o, &at, &key, &value)) parts.insert(parts.end(), {key, value});
+  } else {
+    parts.assign(PySequence_Fast_ITEMS(o), PySequence_Fast_ITEMS(o) + PySequence_Fast_GET_SIZE(o));
   }
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
-    if (!f(PySequence_Fast_GET_ITEM(o, i))) return false;
-  return true;
-}
-bool has_parts(PyObject* o) { return PyTuple_CheckExact(o) || PyList_CheckExact(o) || PyDict_CheckExact(o); }
-std::vector<PyObject*> parts_of(PyObject* o) {
-  std::vector<PyObject*> parts;
-  all_parts(o, [&](PyObject* part) {
-    parts.push_back(part);
-    return true;
-  });
   return parts;
 }
 
@@ -76,14 +69,15 @@ std::vector<PyObject*> parts_of(PyObject* o) {
 bool holds_constants(PyObject* o, int depth = 0) {
   constexpr int kDeepest = 8;
   if (has_parts(o))
-    return depth < kDeepest && all_parts(o, [&](PyObject* part) { return holds_constants(part, depth + 1); });
+    return depth < kDeepest &&
+           std::ranges::all_of(parts_of(o), [&](PyObject* part) { return holds_constants(part, depth + 1); });
   return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyUnicode_CheckExact(o);
 }
 
 /// Whether a call with it is told from others by it: constants, existing objects, and open numbers.
 bool is_open_key(Machine& m, PyObject* o) {
   if (PyTuple_CheckExact(o) || Py_TYPE(o) == &THPSizeType)
-    return all_parts(o, [&](PyObject* part) { return is_open_key(m, part); });
+    return std::ranges::all_of(parts_of(o), [&](PyObject* part) { return is_open_key(m, part); });
   return m.is_constant(o) || m.find_plain(o) || m.is_open_number(o);
 }
 
@@ -91,25 +85,18 @@ bool is_same_key(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
   if (Py_TYPE(a) == size_type()) return expr_of(a) == expr_of(b);
-  if (!PyTuple_Check(a))
-    return (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) && PyObject_RichCompareBool(a, b, Py_EQ) == 1;
-  bool same = PyTuple_GET_SIZE(a) == PyTuple_GET_SIZE(b);
-  for (Py_ssize_t i = 0; same && i < PyTuple_GET_SIZE(a); ++i)
-    same = is_same_key(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
-  return same;
+  if (PyTuple_Check(a)) return std::ranges::equal(parts_of(a), parts_of(b), is_same_key);
+  return (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) && PyObject_RichCompareBool(a, b, Py_EQ) == 1;
 }
 
 /// Whether `made`, of open sizes, is `real` in the traced call.
 bool has_hints_of(Machine& m, PyObject* made, PyObject* real) {
-  if (!has_parts(made)) {
-    const py::Ref hint = py::Ref::steal(m.with_hints(made));
-    return hint && Py_TYPE(hint.get()) == Py_TYPE(real) && PyObject_RichCompareBool(hint.get(), real, Py_EQ) == 1;
-  }
-  if (Py_TYPE(made) != Py_TYPE(real)) return false;
-  const std::vector<PyObject*> ours = parts_of(made), theirs = parts_of(real);
-  bool same = ours.size() == theirs.size();
-  for (size_t i = 0; same && i < ours.size(); ++i) same = has_hints_of(m, ours[i], theirs[i]);
-  return same;
+  if (has_parts(made))
+    return Py_TYPE(made) == Py_TYPE(real) &&
+           std::ranges::equal(parts_of(made), parts_of(real),
+                              [&](PyObject* ours, PyObject* theirs) { return has_hints_of(m, ours, theirs); });
+  const py::Ref hint = py::Ref::steal(m.with_hints(made));
+  return hint && Py_TYPE(hint.get()) == Py_TYPE(real) && PyObject_RichCompareBool(hint.get(), real, Py_EQ) == 1;
 }
 
 void note_objects(Machine& m, PyObject* made) {
@@ -119,8 +106,10 @@ void note_objects(Machine& m, PyObject* made) {
   for (PyObject* part : parts) note_objects(m, part);
 }
 
-/// The very call that eager makes: it runs or finds what an earlier call left.
+/// The very call that eager makes, on these existing objects: it runs or finds what an earlier call left.
 PyObject* call_for_real(Machine& m, PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  for (size_t i = 0; i < count_of(nargsf, kwnames); ++i)
+    if (Known* k = m.find_plain(args[i])) m.guard(Guard::Kind::Is, k->source, args[i]);
   Machine::Paused paused_here(m);
   aten::RecordingPaused no_recording;
   aten::NoFakeGuard real;
@@ -132,19 +121,15 @@ PyObject* call_for_real(Machine& m, PyObject* wrapper, PyObject* const* args, si
 PyObject* call_with_sizes(Machine& m, PyObject* wrapper, PyObject* wrapped, PyObject* const* args, size_t nargsf,
                           PyObject* kwnames) {
   const size_t all = count_of(nargsf, kwnames), n = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
-  for (const CachedCall& c : m.cached_calls) {
-    bool same = c.wrapper == wrapper && c.kwnames.get() == kwnames && c.args.size() == all;
-    for (size_t i = 0; same && i < all; ++i) same = is_same_key(c.args[i].get(), args[i]);
-    if (same) return Py_NewRef(c.result.get());
-  }
-  const auto pinned_call = [&] {
-    return m.on_values(args, all, [&](PyObject* const* values) { return m.call_cached(wrapper, values, n, kwnames); });
-  };
+  const auto is_same_ref = [](const py::Ref& a, PyObject* b) { return is_same_key(a.get(), b); };
+  for (const CachedCall& c : m.cached_calls)
+    if (c.wrapper == wrapper && c.kwnames.get() == kwnames &&
+        std::equal(c.args.begin(), c.args.end(), args, args + all, is_same_ref))
+      return Py_NewRef(c.result.get());
   // Only what it gives for other sizes is taken from the code.
   std::vector<py::Ref> held;
   std::vector<PyObject*> hints;
   for (size_t i = 0; i < all; ++i) {
-    if (Known* k = m.find_plain(args[i])) m.guard(Guard::Kind::Is, k->source, args[i]);
     hints.push_back(held.emplace_back(py::Ref::steal(m.with_hints(args[i]))).get());
     if (!hints.back()) return nullptr;
   }
@@ -152,11 +137,12 @@ PyObject* call_with_sizes(Machine& m, PyObject* wrapper, PyObject* wrapped, PyOb
   if (!real) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    const py::Ref done = py::Ref::steal(m.on_values(args, all, [](PyObject* const*) { return Py_NewRef(Py_None); }));
+    for (size_t i = 0; i < all; ++i) py::Ref::steal(m.with_values(args[i]));  // it raises for these sizes
     PyErr_Restore(type, value, traceback);
     return nullptr;
   }
-  if (!holds_constants(real.get())) return pinned_call();
+  if (!holds_constants(real.get()))
+    return m.on_values(args, all, [&](PyObject* const* values) { return m.call_cached(wrapper, values, n, kwnames); });
   const Machine::Moment before = m.now();
   py::Ref made = py::Ref::steal(m.call(wrapped, args, n, kwnames));
   if (!made) return nullptr;
@@ -202,8 +188,6 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
   bool plain = true;
   for (size_t i = 0; plain && i < all; ++i) plain = is_constant(args[i]) || find_plain(args[i]);
   if (plain && cache->maxsize != 0) {
-    for (size_t i = 0; i < all; ++i)
-      if (Known* k = find_plain(args[i])) guard(Guard::Kind::Is, k->source, args[i]);
     py::Ref r = py::Ref::steal(call_for_real(*this, wrapper, args, nargsf, kwnames));
     if (!r || is_constant(r.get())) return r.release();  // a constant stays right
     bool quiet = !trusted;

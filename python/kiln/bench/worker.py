@@ -5,17 +5,17 @@ how much memory it needed.
 """
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-ROUND_SECONDS = 1.0
-# Of small programs there are a hundred rows.
-PATTERN_SECONDS = 0.2
-PATTERN_STEPS = 500
 MIN_STEPS = 5
+# How long a round lasts, in seconds, and the most steps in it. Of small programs there are a hundred rows.
+ROUND = (1.0, math.inf)
+ROUNDS = {"pattern": (0.2, 500)}
 
 
 def memory_peak() -> int:
@@ -195,6 +195,7 @@ def main() -> None:
     before = memory_peak()
     run = CELLS.get(cell["model"], model_cell)(cell)
     calls = CALLS_PER_RUN.get(cell["model"], 1)
+    seconds, most_steps = ROUNDS.get(cell["model"], ROUND)
     start = time.perf_counter()
     run()
     first = time.perf_counter() - start
@@ -210,9 +211,8 @@ def main() -> None:
             from kiln import _C
 
             peak_flops = _C.fma_peak(torch.get_num_threads(), 0.2)
-        pattern = cell["model"] == "pattern"
-        end = time.perf_counter() + (PATTERN_SECONDS if pattern else ROUND_SECONDS)
-        while len(times) < MIN_STEPS or (time.perf_counter() < end and not (pattern and len(times) >= PATTERN_STEPS)):
+        end = time.perf_counter() + seconds
+        while len(times) < MIN_STEPS or (len(times) < most_steps and time.perf_counter() < end):
             start = time.perf_counter()
             run()
             times.append((time.perf_counter() - start) / calls)
