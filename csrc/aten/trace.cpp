@@ -424,6 +424,7 @@ std::vector<graph::Arg> constant_args(graph::Arg numbers, const graph::TensorMet
 }
 
 at::Tensor record_constant(Trace& trace, const at::Tensor& t) {
+  KILN_CHECK(t.is_contiguous(), "a constant's numbers are in the order of its dims");
   graph::Arg values;
   {
     RecordingPaused no_recording;

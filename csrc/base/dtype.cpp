@@ -36,7 +36,7 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 DType promote_types(DType a, DType b) {
   if (a == b) return a;
   const char ka = dtype_kind(a), kb = dtype_kind(b);
-  KILN_CHECK(ka != 'o' && kb != 'o', "opaque dtypes do not promote");
+  if (ka == 'o' || kb == 'o') throw Unsupported("arithmetic in a dtype that is only passed on");
   if (rank(ka) != rank(kb)) {
     const DType hi = rank(ka) > rank(kb) ? a : b, lo = rank(ka) > rank(kb) ? b : a;
     if (is_complex(hi) && is_floating(lo)) return lo == DType::Float64 ? DType::Complex128 : hi;

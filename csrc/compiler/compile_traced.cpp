@@ -31,11 +31,16 @@ void pass(const char* name, graph::Graph& g, const std::function<bool()>& body) 
   run_pass(name, {[&] { return graph::print(g); }, [&] { graph::verify(g, /*functional=*/true); }}, body);
 }
 
-/// Whether the traced graph can be replayed on real tensors.
+/// Whether the traced graph can be replayed on real tensors, without effects on what else there is: no .grad is
+/// accumulated, no hook registered.
 bool replayable(const graph::Graph& traced) {
+  const auto may = [](const std::string& name) {
+    return name == "kiln::tensor_constant" || name == "kiln::autograd_grad" ||
+           name.starts_with("kiln::custom_function");
+  };
   for (const auto& n : traced.nodes())
-    if (n->kind == graph::NodeKind::Call && n->op.name().starts_with("kiln::") &&
-        !n->op.name().starts_with("kiln::custom_function") && !aten::find_op(n->op))
+    if (n->kind == graph::NodeKind::Call && n->op.name().starts_with("kiln::") && !may(n->op.name()) &&
+        !aten::find_op(n->op))
       return false;
   return true;
 }

@@ -57,20 +57,46 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
           fn::to_functional_tensor(std::get<2>(out))};
 }
 
-/// Eager draws numbers in the order of self's memory; the functional form draws them in logical order into a contiguous
-/// tensor. So it runs on self's dimensions in the order of their strides.
-at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> generator) {
-  c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
-  if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
-  const at::Tensor value = value_below(self);
+/// Runs `f`, an operator that gives a row-major tensor for any layout, so that the result lies in memory as `value`,
+/// which is dense, does: on its dimensions in the order of their strides. `f` gets what puts others in that order.
+template <class F>
+at::Tensor as_it_lies(const at::Tensor& value, const F& f) {
   std::vector<int64_t> order(static_cast<size_t>(value.dim())), back(order.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
   for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-  const bool logical = value.is_contiguous() || std::is_sorted(order.begin(), order.end());
-  const at::Tensor drawn =
-      logical ? at::bernoulli(value, p, generator) : at::bernoulli(value.permute(order), p, generator).permute(back);
-  aten::write_below(self, drawn);
+  if (value.is_contiguous() || std::is_sorted(order.begin(), order.end()))
+    return f([](const at::Tensor& t) { return t; });
+  return f([&](const at::Tensor& t) { return t.permute(order); }).permute(back);
+}
+
+/// Eager draws numbers in the order of self's memory; the functional form draws them in logical order.
+at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> generator) {
+  c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+  if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
+  const at::Tensor value = value_below(self);
+  aten::write_below(
+      self, as_it_lies(value, [&](const auto& ordered) { return at::bernoulli(ordered(value), p, generator); }));
+  return self;
+}
+
+/// The functional form gives a row-major tensor; what is written keeps its layout. For autograd's formulas, which write
+/// to what they have just made: operators that the program calls are looked after in replay.cpp.
+template <class V>
+at::Tensor& masked_fill_(at::Tensor& self, const at::Tensor& mask, const V& filling) {
+  c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+  TORCH_CHECK(fn::isFunctionalTensor(self) || !fn::isFunctionalTensor(mask),
+              "masked_fill_ of a tensor that is not functional, with a functional mask");
+  if (!fn::isFunctionalTensor(self)) return self.masked_fill_(mask, filling);
+  const at::Tensor value = value_below(self);
+  const at::Tensor filled = as_it_lies(value, [&](const auto& ordered) {
+    const at::Tensor where = ordered(value_below(mask).expand(value.sizes()));
+    if constexpr (std::is_same_v<V, at::Tensor>)
+      return at::masked_fill(ordered(value), where, value_below(filling));
+    else
+      return at::masked_fill(ordered(value), where, filling);
+  });
+  aten::write_below(self, filled);
   return self;
 }
 
@@ -98,6 +124,10 @@ namespace {
     libraries->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__).impl(name, std::move(kernel));
   };
   replace(c10::DispatchKey::Functionalize, "bernoulli_.float", torch::CppFunction(&kiln::joint::bernoulli_));
+  replace(c10::DispatchKey::Functionalize, "masked_fill_.Scalar",
+          torch::CppFunction(&kiln::joint::masked_fill_<at::Scalar>));
+  replace(c10::DispatchKey::Functionalize, "masked_fill_.Tensor",
+          torch::CppFunction(&kiln::joint::masked_fill_<at::Tensor>));
   // Views of tensors that are zero without memory go straight to the strided kernels, which take a functional tensor
   // for a plain one. Below they come to the same kernels, by way of functionalization.
   for (const char* view : {"view", "_reshape_alias", "as_strided"})

@@ -117,8 +117,8 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///   kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside
 ///   kiln::tensor_constant(numbers, sizes, dtype) -> Tensor
 /// `traced` must live as long as the program.
-Program replay(const graph::Graph& traced);
+Program replay(const graph::Graph& traced, bool differentiable = true);
 /// The same, where results may be differentiated after the program is gone.
-Program replay(std::shared_ptr<const graph::Graph> traced);
+Program replay(std::shared_ptr<const graph::Graph> traced, bool differentiable = true);
 
 }  // namespace kiln::joint

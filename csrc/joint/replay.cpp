@@ -42,13 +42,13 @@ class Replay {
   void define(Value v, at::Tensor t) { env_[v] = std::move(t); }
   at::Tensor get(const Arg& a) const { return or_undefined(env_, a); }
 
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, bool differentiable) {
     KILN_CHECK(inputs.size() == graph_->inputs().size(), "the traced graph takes another number of inputs");
     for (size_t i = 0; i < inputs.size(); ++i) env_[graph_->inputs()[i]->out()] = inputs[i];
     std::vector<Node*> nodes;
     for (const auto& node : graph_->nodes())
       if (node->kind != graph::NodeKind::Placeholder) nodes.push_back(node.get());
-    run_nodes(nodes);
+    run_nodes(nodes, differentiable);
     std::vector<at::Tensor> outputs;
     for (const Arg& a : graph_->outputs()) {
       KILN_CHECK(a.is_none() || a.is_value(), "a traced graph returns tensors or None");
@@ -213,8 +213,15 @@ class Replay {
         const bool open = is_base(t) && !t.is_non_overlapping_and_dense();
         if (at::functionalization::impl::isFunctionalTensor(t) && !open) written.emplace_back(t, t.strides().vec());
       }
+    // Operators on lists run one that counts its writes for each of their tensors; here they run whole.
+    std::vector<at::Tensor> counted;
+    if (op->kind == aten::OpKind::InPlace && node.op.name().starts_with("aten::_foreach_"))
+      for (int i : op->written_args)
+        aten::for_each_tensor(stack.at(static_cast<size_t>(i)), [&](const at::Tensor& t) { counted.push_back(t); });
     aten::call_on_fakes(op->handle, stack);
     for (const auto& [t, strides] : written) restore_layout(t, strides);
+    for (const at::Tensor& t : counted)
+      if (t.defined() && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
     std::vector<at::Tensor> results = aten::flatten_tensors(stack);
     if (op->kind == aten::OpKind::InPlaceView && !results.empty()) transform(node, results[0]);
     if (lost && (op->kind == aten::OpKind::Functional || op->kind == aten::OpKind::View))
@@ -331,12 +338,15 @@ at::Tensor Replay::run_hook(int64_t number, const at::Tensor& grad) {
 
 }  // namespace
 
-Program replay(const graph::Graph& traced) {
-  return replay(std::shared_ptr<const graph::Graph>(std::shared_ptr<void>(), &traced));  // owned by the caller
+Program replay(const graph::Graph& traced, bool differentiable) {
+  const std::shared_ptr<void> owned_by_the_caller;
+  return replay(std::shared_ptr<const graph::Graph>(owned_by_the_caller, &traced), differentiable);
 }
 
-Program replay(std::shared_ptr<const graph::Graph> traced) {
-  return [traced](const std::vector<at::Tensor>& inputs) { return Replay(traced).run(inputs); };
+Program replay(std::shared_ptr<const graph::Graph> traced, bool differentiable) {
+  return [traced, differentiable](const std::vector<at::Tensor>& inputs) {
+    return Replay(traced).run(inputs, differentiable);
+  };
 }
 
 }  // namespace kiln::joint

@@ -225,6 +225,8 @@ void Tracer::find_mutations() {
 /// Whether a result that shares memory with no other result can be returned as memory of its own: as a view with gaps
 /// or repeats of what eager keeps whole, it would have other strides.
 bool Tracer::fills_its_base(const at::Tensor& t) {
+  // A lazy conjugate or negative is one of what it is a view of.
+  if (const at::Tensor inner = fn::from_functional_tensor(t); inner.is_conj() || inner.is_neg()) return false;
   // Autograd has to know that it is a view.
   if (t.requires_grad() && creation_of(t) == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE) return false;
   if (fn::from_functional_tensor(t).is_non_overlapping_and_dense()) return true;

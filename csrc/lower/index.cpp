@@ -186,6 +186,14 @@ bool gather(Lowering& l, const Node& n) {
   return true;
 }
 
+/// Whether there is a source for each index; ATen's kernel, which runs otherwise, raises an error.
+bool covers(const Tensor& source, const Tensor& index) {
+  if (source.dim() != index.dim()) return false;
+  for (size_t d = 0; d < index.sizes.size(); ++d)
+    if (index.sizes[d] > source.sizes[d]) return false;
+  return true;
+}
+
 template <loops::StoreMode Mode>
 bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
   const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(2));
@@ -197,6 +205,7 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
     src = l.get(n.arg(3));
   else if (!n.arg(3).is_number() || (n.arg(3).is<double>() && !is_floating(self.dtype)))
     return false;
+  if (src && !covers(*src, index)) return false;
   return scatter_into(
       l, n, self, index.sizes, Mode, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
       [&](Ops& o, Index p) {
@@ -213,6 +222,8 @@ bool index_add(Lowering& l, const Node& n) {  // (self, dim, index, source, alph
   if (!is_index(index) || index.dim() != 1 || self.dim() == 0 || n.arg(4).to_double() != 1) return false;
   const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
   if (self.sizes[dim] == 0 || self.dtype == DType::Bool) return false;
+  // ATen's kernel raises an error then.
+  if (source.dim() != self.dim() || index.sizes[0] != source.sizes[dim]) return false;
   return scatter_into(
       l, n, self, source.sizes, loops::StoreMode::Add, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
       [&](Ops& o, Index p) {

@@ -23,20 +23,26 @@ using torch::autograd::variable_list;
 
 namespace {
 
+/// Whether only operators know what is in it: many gradients in one, of vmap (is_grads_batched, vectorized Jacobians),
+/// a tensor of a class in Python, a sparse or a nested one, zeros without memory.
+bool is_special(const at::Tensor& t) {
+  using c10::DispatchKey;
+  constexpr c10::DispatchKeySet kSpecial({DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper,
+                                          DispatchKey::Batched, DispatchKey::Python, DispatchKey::ZeroTensor,
+                                          DispatchKey::Functionalize});
+  return t.defined() &&
+         (t.key_set().has_any(kSpecial) || t.layout() != at::kStrided || t.unsafeGetTensorImpl()->is_nested());
+}
+
 /// `t` as the backward artifact expects it: with the strides that it was compiled for.
 at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
+  if (is_special(t)) return t;
   TORCH_CHECK(t.sizes() == c10::IntArrayRef(m.sizes), "a gradient of size ", t.sizes(), " for an output of size ",
               c10::IntArrayRef(m.sizes));
   if (t.strides() == c10::IntArrayRef(m.strides) && t.storage_offset() == 0 && !t.is_conj() && !t.is_neg()) return t;
   at::Tensor copy = aten::is_fake(t) ? t.new_empty_strided(m.sizes, m.strides) : aten::empty_of(m);
   copy.copy_(t);
   return copy;
-}
-
-/// Of vmap (is_grads_batched, vectorized Jacobians): many gradients in one, without memory of its own.
-bool is_batched(const at::Tensor& t) {
-  return t.defined() &&
-         t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched}));
 }
 
 }  // namespace
@@ -101,8 +107,8 @@ variable_list CompiledBackward::contributions(size_t of, const joint::TangentSet
 }
 
 variable_list CompiledBackward::run(const joint::Part& part, variable_list&& grads, bool keep_graph) {
-  if (at::GradMode::is_enabled() || std::any_of(grads.begin(), grads.end(), is_batched)) {
-    variable_list out = apply_in_eager(part, grads);
+  if (at::GradMode::is_enabled() || std::any_of(grads.begin(), grads.end(), is_special)) {
+    variable_list out = at::GradMode::is_enabled() ? apply_in_eager(part, grads) : replay(part, grads);
     if (!keep_graph) use_up(part.defined);
     return out;
   }
@@ -152,26 +158,29 @@ variable_list CompiledBackward::apply_with_saved(const variable_list& grads,
 variable_list CompiledBackward::trace(const variable_list& grads) {
   joint::Part part{joint::TangentSet(grads.size()), parts_->no_tangents()};
   for (size_t i = 0; i < grads.size(); ++i) part.defined[i] = grads[i].defined();
-  if (part.defined.none()) return variable_list(parts_->grad_of.size());
+  return part.defined.none() ? variable_list(parts_->grad_of.size()) : replay(part, grads);
+}
+
+variable_list CompiledBackward::replay(const joint::Part& part, const variable_list& grads) {
   const joint::Narrowed narrowed = parts_->graph_of_backward(part);
   std::vector<at::Tensor> args;
   const auto self = getptr();
   for (size_t i : narrowed.inputs)
     args.push_back(i < saved.size() ? saved[i].unpack(self)
                                     : as_tangent(grads[i - saved.size()], parts_->tangent_metas[i - saved.size()]));
-  return joint::replay(*narrowed.graph)(args);
+  return joint::replay(*narrowed.graph, at::GradMode::is_enabled())(args);
 }
 
 /// The gradients by running the program again in eager and differentiating that: with create_graph=True this makes the
 /// gradients' own graph.
 variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const variable_list& grads) {
   const bool create_graph = at::GradMode::is_enabled();
-  TORCH_CHECK(
-      parts_->eager && !inputs_.empty(),
-      "this compiled function changes inputs, of which autograd sees the change or which are too large to keep, and "
-      "cannot be differentiated ",
-      create_graph ? "twice (create_graph=True)" : "in batches (is_grads_batched=True)",
-      ": call it under kiln.disable()");
+  TORCH_CHECK(parts_->eager && !inputs_.empty(),
+              "this compiled function makes leaves of autograd, accumulates gradients, or changes inputs, of which "
+              "autograd sees "
+              "the change or which are too large to keep; it cannot be differentiated ",
+              create_graph ? "twice (create_graph=True)" : "in batches (is_grads_batched=True)",
+              ": call it under kiln.disable()");
   const auto written = [&](size_t i) {
     return std::find(parts_->written.begin(), parts_->written.end(), i) != parts_->written.end();
   };

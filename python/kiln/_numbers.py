@@ -630,6 +630,8 @@ def call(function, args, kwargs):
     if name in ("full_like", "new_full") and is_number(args[-1]) and kwargs.get("requires_grad") is not True:
         made = torch.empty_like(args[0], **kwargs) if name == "full_like" else args[0].new_empty(args[1], **kwargs)
         return made.fill_(numbers[0].tensor)
+    if name == "fill_" and len(args) == 2 and args[0].dtype in (torch.float32, torch.float64, torch.bfloat16):
+        return args[0].fill_(numbers[0].tensor)
     if base == "masked_fill" and len(args) == 3 and is_number(args[2]) and args[0].is_floating_point():
         return function(args[0], args[1], args[2].tensor.to(args[0].dtype))
     tensors = [a for a in args if isinstance(a, torch.Tensor)]

@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import kiln
 from kiln import _C
@@ -487,7 +488,7 @@ def test_a_second_gradient_of_what_keeps_a_large_state_is_refused():
     module = Averaged(features=300_000)
     x = torch.randn(2, 300_000, requires_grad=True)
     out = kiln.compile(module)(x).sum()
-    with pytest.raises(RuntimeError, match="too large to keep, and cannot be differentiated twice"):
+    with pytest.raises(RuntimeError, match="too large to keep; it cannot be differentiated twice"):
         torch.autograd.grad(out, x, create_graph=True)
 
 
@@ -519,3 +520,85 @@ def test_gradients_whose_formulas_ask_for_data(f, zeros):
     assert kiln.explain(step)(x.clone().requires_grad_()).graph_break_count == 0
     compiled = kiln.compile(step)
     assert_same(step(x.clone().requires_grad_()), compiled(x.clone().requires_grad_()), rtol=1e-5, atol=1e-6)
+
+
+def scaled_by_numbers(x):
+    return x.exp() * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def at_places(x):
+    return x.exp()[torch.tensor([1, 2])]
+
+
+def gradient_inside(x):
+    return torch.autograd.grad((x * 2).exp().sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("f", [scaled_by_numbers, at_places, gradient_inside])
+def test_a_second_gradient_of_what_makes_tensors_of_numbers(f):
+    def twice(f):
+        x = torch.full((4, 4), 0.5, requires_grad=True)
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.sum(), x)
+
+    assert_same(twice(kiln.compile(f)), twice(f), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "f", [scaled_by_numbers, gradient_inside, lambda x: torch.dropout(x.exp(), 0.5, True) * torch.rand(4)]
+)
+@pytest.mark.parametrize("by", ["is_grads_batched", "vmap"])
+def test_many_gradients_at_once(f, by):
+    """What was drawn in the forward is not drawn again."""
+
+    def many(f):
+        torch.manual_seed(3)
+        x = torch.full((4, 4), 0.5, requires_grad=True)
+        y = f(x)
+        many_of = torch.arange(2.0 * y.numel()).reshape(2, *y.shape)
+        if by == "vmap":
+            g = torch.func.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(many_of)
+        else:
+            (g,) = torch.autograd.grad(y, x, many_of, is_grads_batched=True)
+        return y, g, torch.rand(2)
+
+    assert_same(many(kiln.compile(f)), many(f), rtol=1e-5)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory around another one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        def unwrap(t):
+            return t.inner if isinstance(t, cls) else t
+
+        def wrap(t):
+            return cls(t) if isinstance(t, torch.Tensor) else t
+
+        results = function(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
+        return tree_map(wrap, results)
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "sparse", "zeros"])
+@pytest.mark.parametrize("f", [lambda x: x * 2, lambda x: (x * x).sin()])
+def test_gradients_that_only_operators_know(kind, f):
+    make = {
+        "wrapped": lambda: Wrapped(torch.arange(4.0)),
+        "sparse": lambda: torch.arange(4.0).to_sparse(),
+        "zeros": lambda: torch._efficientzerotensor(4),
+    }[kind]
+    plain = {"wrapped": lambda t: t.inner, "sparse": lambda t: t.to_dense(), "zeros": lambda t: t + 0}[kind]
+
+    def gradient(f):
+        x = torch.ones(4, requires_grad=True)
+        (g,) = torch.autograd.grad([f(x)], [x], [make()])
+        return type(g).__name__, g.layout, plain(g)
+
+    assert_same(gradient(kiln.compile(f)), gradient(f))

@@ -528,3 +528,22 @@ def test_one_call_that_raises_does_not_keep_the_function_in_eager():
     hits = compiled._entries[0]["hits"]
     compiled(torch.ones(2), 1)
     assert compiled._entries[0]["hits"] == hits + 1
+
+
+def test_zero_tensors_without_memory():
+    zero = torch._efficientzerotensor(4)
+    assert_same(kiln.compile(f)(zero), torch.ones(4))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_after_dense_ones(layout):
+    layer = nn.Linear(4, 4)
+    compiled = kiln.compile(layer)
+    with torch.no_grad():
+        for x in (torch.rand(2, 3, 4), torch.rand(2, 5, 4)):
+            assert_same(compiled(x), layer(x), rtol=1e-5)
+        parts = [torch.rand(3, 4), torch.rand(2, 4)]
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        for part, expected in zip(compiled(nested).unbind(), layer(nested).unbind(), strict=True):
+            assert_same(part, expected, rtol=1e-5)

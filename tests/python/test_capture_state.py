@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kiln
-from helpers import check, graphs
+from helpers import breaks, check, graphs
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -676,3 +676,72 @@ def test_gradients_made_infinite_before_a_scaled_step():
         return [p.detach() for p in net.parameters()], scaler.get_scale()
 
     assert_same(run(step), run(kiln.compile(step)))
+
+
+def test_a_deque_keeps_tuples():
+    def f(x, d):
+        before = d[1], [len(e) for e in d]
+        d.append((x * 2,))
+        made = collections.deque(maxlen=3)
+        made.append((x, x + 1))
+        return before, list(made), made[0]
+
+    def run(function):
+        d = collections.deque([(torch.zeros(1),), (torch.ones(1), 2)])
+        return function(torch.ones(2), d), list(d)
+
+    assert_same(run(kiln.compile(f)), run(f))
+
+
+def test_messages_are_made_of_what_is_logged_then(caplog):
+    log = logging.getLogger("kiln-test")
+    seen = []
+
+    def f(x):
+        y = x.clone()
+        log.warning("%s of %s after %s", y, x.shape[0], seen)
+        y.add_(1)
+        seen.append(1)
+        log.warning("then %s", y.sum().item())
+        return y
+
+    told = []
+    for function in (f, kiln.compile(f)):
+        seen.clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                function(torch.zeros(2))
+        told.append([r.getMessage() for r in caplog.records])
+    assert told[0] == told[1]
+
+
+@torch.jit.script
+def scripted_gelu(x):
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+
+
+@torch.jit.script
+def scripted_head(x: torch.Tensor, n: int) -> torch.Tensor:
+    if n > 2:
+        return x[:, :n]
+    return x
+
+
+def test_scripted_functions_are_captured():
+    def f(x):
+        return scripted_head(scripted_gelu(x * 2) + 1, 3)
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    check(f, x)
+    assert breaks(f, x) == 0
+
+
+def test_an_input_that_is_reshaped_in_place_breaks_the_graph_there():
+    def f(t, x):
+        t.unsqueeze_(-1)
+        return sum((x[i] * t[i]).sum() for i in range(3))
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    check(f, torch.arange(3.0), x)
+    assert breaks(f, torch.arange(3.0), x) == 1

@@ -11,6 +11,7 @@ from torch import nn
 
 import kiln
 from helpers import training_step
+from kiln.testing import assert_same
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
 
@@ -442,3 +443,31 @@ def test_keys_that_a_number_equals():
     places.add(0.5)
     for a in (0.5, 4.0, 2.5):
         compare(f(X, a), compiled(X, a))
+
+
+SCHEDULES_INSIDE = {
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=100),
+    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=False, step_size_up=4),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES_INSIDE)
+def test_schedules_that_fill_a_learning_rate_in_a_tensor(name):
+    def run(compile_step):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+        schedule = SCHEDULES_INSIDE[name](optimizer)
+        plain = training_step(model, optimizer)
+
+        def step(x):
+            loss = plain(x)
+            schedule.step()
+            return loss
+
+        compiled = kiln.compile(step) if compile_step else step
+        losses = [compiled(torch.ones(3, 4)) for _ in range(20)]
+        assert not compile_step or compiles(compiled) <= 4
+        return losses, optimizer.param_groups[0]["lr"], list(model.parameters())
+
+    assert_same(run(True), run(False), rtol=1e-4, atol=1e-6)

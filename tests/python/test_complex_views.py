@@ -4,7 +4,9 @@ the caller gets its own."""
 import pytest
 import torch
 
+import kiln
 from helpers import check
+from kiln.testing import assert_same
 
 X, Y = torch.linspace(-1, 1, 48).reshape(6, 4, 2), torch.linspace(2, -1, 48).reshape(6, 4, 2)
 pairs, numbers = torch.view_as_real, torch.view_as_complex
@@ -76,3 +78,47 @@ def rotary_embedding(x, y):
 )
 def test_aliasing(function, grad):
     check(function, X, Y, calls=3, grad=grad)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda z: (z * 2).conj(),
+        lambda z: (z * 2).mH,
+        lambda z: ((z * 2).conj(), z * 2),
+        lambda z: (z * 2).conj()[0],
+        lambda z: (z * 2).conj().imag,
+        lambda z: (z.imag * 2)._neg_view(),
+        lambda z: torch.tensor([1 + 2j]).conj() + 0 * z[0, 0] if z.requires_grad else torch.tensor([1 + 2j]).conj(),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_lazy_conjugates_stay_lazy(f, grad):
+    def bits(f):
+        z = torch.complex(torch.arange(6.0), torch.ones(6)).reshape(3, 2).requires_grad_(grad)
+        results = f(z)
+        results = results if isinstance(results, tuple) else (results,)
+        return [(r.is_conj(), r.is_neg(), r.requires_grad, r.resolve_conj().resolve_neg().detach()) for r in results]
+
+    assert_same(bits(kiln.compile(f)), bits(f))
+
+
+def test_a_lazy_conjugate_is_no_array():
+    def f(z):
+        return (z * 2).conj().numpy()
+
+    z = torch.ones(2, dtype=torch.complex64)
+    for function in (f, kiln.compile(f), kiln.compile(lambda z: (z * 2).conj().view(torch.float32))):
+        with pytest.raises(RuntimeError, match="conj"):
+            function(z)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex64])
+def test_complex_numbers_of_half_precision(dtype):
+    def f(t):
+        product = torch.ones((), dtype=torch.complex32) * t
+        return product.dtype, product.to(torch.complex64)
+
+    t = torch.ones(3, dtype=dtype)
+    assert_same(kiln.compile(f)(t), f(t))

@@ -1,6 +1,10 @@
 """Graph breaks: where they happen, what is said about them, and that the program goes on as in eager."""
 
+import copy
+import functools
 import warnings
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -518,3 +522,90 @@ def test_what_is_let_go_behind_a_break_ends_there(f, backend):
         assert_same(compiled(given, states[0]), expected)
         assert_same(given, wanted)
         assert states[0] == states[1]
+
+
+def test_an_object_that_something_watches_lives_on():
+    """A local that nobody reads after a break is let go, unless a weak reference would tell."""
+
+    def watched():
+        recipe = SimpleNamespace()
+        reference = weakref.ref(recipe)
+        y = X + 1
+        print(end="")
+        first = reference() is recipe
+        print(end="")
+        return y, first, reference() is not None
+
+    def module():
+        layer = torch.nn.Sigmoid()
+        x = torch.ones(3, requires_grad=True)
+        layer.register_full_backward_hook(lambda m, given, taken: None)
+        y = layer(x)
+        print(end="")
+        y.sum().backward()
+        return x.grad
+
+    def handle():
+        layer = torch.nn.Sigmoid()
+        handle = layer.register_forward_hook(lambda m, args, out: out)
+        y = layer(X)
+        print(end="")
+        return y, handle.hooks_dict_ref() is None
+
+    for f in (watched, module, handle):
+        check(f)
+
+
+def test_ids_that_leave_with_their_objects():
+    def parameter():
+        p = torch.nn.Parameter(torch.ones(2))
+        number = id(p)
+        print(end="")
+        return number == id(p)
+
+    def key():
+        layer = torch.nn.Linear(2, 3)
+        names = {id(layer.weight): "weight"}
+        print(end="")
+        return names.get(id(layer.weight))
+
+    def returned():
+        made = [1]
+        return made, id(made)
+
+    assert kiln.compile(parameter)()
+    assert kiln.compile(key)() == "weight"
+    made, number = kiln.compile(returned)()
+    assert id(made) == number
+
+
+def test_functions_made_before_a_break_are_whole():
+    def f(x):
+        scale = [2]
+
+        def g(x: torch.Tensor, y: int = 3, *, z: "str" = "a") -> int:
+            """What it says."""
+            return x * scale[0]
+
+        @functools.wraps(g)
+        def wrapped(*args):
+            return g(*args)
+
+        print(end="")
+        told = [(h.__annotations__, h.__doc__, h.__name__, h.__qualname__, h.__module__) for h in (g, wrapped)]
+        return wrapped(x), told, g.__defaults__, g.__kwdefaults__
+
+    check(f, X)
+
+
+def test_gradients_stay_with_tensors_across_a_break():
+    def f(x):
+        a, p = torch.zeros(3), torch.nn.Parameter(torch.zeros(2))
+        a.grad = x.sum() * torch.ones(3)
+        p.grad = torch.ones(2)
+        print(end="")
+        return a.grad, p.grad, copy.deepcopy(a).grad, copy.deepcopy([a, a.grad])[0].grad
+
+    check(f, X)
+    made = kiln.compile(lambda x: [t := x.detach() * 1, setattr(t, "grad", x * 2)][0])(X)
+    assert_same(made.grad, X * 2)

@@ -616,3 +616,29 @@ def test_complex_parameters_are_trained():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same(train(True), train(False), rtol=1e-4, atol=1e-5)
+
+
+def test_writes_by_operators_on_lists_are_counted():
+    def f(x, y):
+        torch._foreach_add_([x], 1)
+        torch._foreach_mul_([y, x], 2)
+        torch._foreach_copy_([y], [x * 3])
+        torch._foreach_zero_([x])
+
+    check(f, X.clone(), X.clone())
+    w, x = torch.ones(4, requires_grad=True), torch.ones(4)
+    y = (w * x).sum()
+    kiln.compile(lambda x: torch._foreach_add_([x], 1))(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_only_leaves_change_requires_grad():
+    def f(x):
+        x.requires_grad = True
+        return x * 2
+
+    x = torch.ones(3, requires_grad=True) * 1
+    for function in (f, kiln.compile(f)):
+        with pytest.raises(RuntimeError, match="leaf"):
+            function(x)

@@ -327,3 +327,15 @@ def test_forward_mode_by_hand():
             return forward_ad.unpack_dual(y).tangent
 
     check(f, X)
+
+
+def test_tensors_made_of_numbers_inside():
+    def f(x):
+        made = torch.zeros(3)
+        made[0] = x[1] * 2
+        return (made * x * torch.tensor([1.0, 2.0, 3.0]) * torch.tensor(2)).sum()
+
+    x = torch.tensor([0.5, -1.0, 2.0])
+    numbers = torch.tensor([1.0, 2.0, 3.0])
+    check(lambda x: (grad(f)(x), jvp(f, (x,), (x,)), vmap(grad(lambda x: (x * numbers * 1).sum()))(x.expand(2, 3))), x)
+    check(lambda x: hessian(lambda x: (x**3 * torch.tensor(2.0)).sum())(x), x)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import kiln
-from helpers import breaks
+from helpers import breaks, check
 from kiln.testing import assert_same
 
 X = torch.randn(3)
@@ -211,3 +211,33 @@ def test_warnings_of_c_code(f, action):
     assert_same(logged(f), logged(kiln.compile(f)))
     if action != "error":
         assert kiln.explain(takes_a_list_of_indices)(x).graph_break_count == 0
+
+
+def test_warnings_that_the_function_records():
+    def two(x):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            warnings.warn("first", stacklevel=1)
+            warnings.warn("second", DeprecationWarning, stacklevel=1)
+        return len(told), x + len(told)
+
+    def between(x):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            warnings.warn("first", stacklevel=1)
+            y, n = x * 2, len(told)
+            warnings.warn("second", stacklevel=1)
+            m = len(told)
+        return n, m, y
+
+    def again(x):
+        counts = []
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                warnings.warn("first", stacklevel=1)
+            counts.append([str(w.message) for w in told])
+        return counts, x + 1
+
+    for f in (two, between, again):
+        check(f, torch.ones(2))

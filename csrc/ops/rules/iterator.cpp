@@ -56,6 +56,7 @@ DType result_type(std::span<const Arg> operands) {
     if (a.is_value()) {
       const TensorMeta* t = a.value();
       if (!t) continue;
+      if (t->dtype == DType::Opaque) throw Unsupported("a dtype that is only passed on");
       Maybe& slot = t->dim() > 0 ? dim : zero;
       slot = promote_known(slot, t->dtype);
     } else if (a.is<bool>()) {

@@ -9,8 +9,11 @@ DType stat_dtype(const TensorMeta& input, const TensorMeta* parameter) {
 }
 
 /// What is contiguous stays so where its strides look like channels-last too (one pixel, one channel).
+/// What lies in a format if dims of size 1 are left aside does so; ATen asks for the strides of these only otherwise.
 TensorMeta batch_normed(const TensorMeta& t) {
-  return formatted(t, t.sizes, t.is_contiguous() ? MemoryFormat::Contiguous : suggest_format(t));
+  for (MemoryFormat f : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d})
+    if (t.is_contiguous(f)) return formatted(t, t.sizes, f);
+  return formatted(t, t.sizes, suggest_format(t));
 }
 
 Metas batch_norm_of(const TensorMeta& t, const TensorMeta* weight, const TensorMeta* mean, bool training) {

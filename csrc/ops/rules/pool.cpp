@@ -45,6 +45,21 @@ Pool pool_sizes(size_t spatial, const TensorMeta& t, const Ints& kernel, const I
   return p;
 }
 
+/// `out` in the format of `t`: maxima of volumes have that without a batch, too.
+TensorMeta volume_in_format_of(const TensorMeta& t, TensorMeta out) {
+  if (t.sizes.size() != 4) return out;
+  const auto with_batch = [](TensorMeta m) {
+    m.strides.insert(m.strides.begin(), product(m.sizes, 0));
+    m.sizes.insert(m.sizes.begin(), 1);
+    return m;
+  };
+  const TensorMeta batch = with_batch(t);
+  if (batch.is_contiguous() || !batch.is_contiguous(MemoryFormat::ChannelsLast3d)) return out;
+  const Ints strides = strides_for(with_batch(out).sizes, MemoryFormat::ChannelsLast3d);
+  out.strides.assign(strides.begin() + 1, strides.end());
+  return out;
+}
+
 TensorMeta in_own_format(const TensorMeta& t, Ints sizes, size_t spatial) {
   const bool batched = t.sizes.size() == spatial + 2;
   return formatted(t, std::move(sizes), batched ? suggest_format(t) : MemoryFormat::Contiguous);
@@ -58,7 +73,9 @@ Metas max_pool_nd(size_t spatial, Args args) {
   const Ints stride = expand_param(arg(args, 2), spatial, kernel);
   const Pool p = pool_sizes(spatial, t, kernel, stride, expand_param(arg(args, 3), spatial, {0}),
                             expand_param(arg(args, 4), spatial, {1}), bool_or(args, 5, false));
-  TensorMeta out = formatted(t, p.sizes, p.format), indices = out;
+  TensorMeta out = formatted(t, p.sizes, p.format);
+  if (spatial == 3) out = volume_in_format_of(t, out);
+  TensorMeta indices = out;
   indices.dtype = DType::Int64;
   return many(out, indices);
 }
@@ -86,8 +103,8 @@ Metas adaptive_pool_nd(size_t spatial, bool indices, Args args) {
   if (t.sizes.size() < spatial + 1) throw Unsupported("pooling of too few dims");
   Ints sizes = t.sizes;
   for (size_t i = 0; i < spatial; ++i) sizes[sizes.size() - spatial + i] = target[i];
-  TensorMeta out = in_own_format(t, sizes, spatial);
-  if (!indices) return one(spatial == 3 ? contiguous(t, sizes) : out);
+  const TensorMeta out = spatial == 3 ? contiguous(t, sizes) : in_own_format(t, sizes, spatial);
+  if (!indices) return one(out);
   TensorMeta where = out;
   where.dtype = DType::Int64;
   return many(out, where);
@@ -95,7 +112,8 @@ Metas adaptive_pool_nd(size_t spatial, bool indices, Args args) {
 
 Metas pool_backward_nd(size_t spatial, Args args) {
   const TensorMeta& t = tensor(args, 1);
-  return one(in_own_format(t, t.sizes, spatial));
+  const TensorMeta out = in_own_format(t, t.sizes, spatial);
+  return one(spatial == 3 ? volume_in_format_of(t, out) : out);
 }
 
 Metas upsample_nd(size_t spatial, Args args) {

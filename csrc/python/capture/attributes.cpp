@@ -148,6 +148,12 @@ bool Machine::store_global(PyObject* globals, PyObject* name, PyObject* value) {
     if (!old) return false;
     Py_DECREF(old);
   }
+  // The warnings that wait for the end of the captured part were given before.
+  if (says_of_warnings(globals) &&
+      std::any_of(deferred.begin(), deferred.end(), [](const Deferred& call) { return call.made; })) {
+    graph_break("call-that-breaks", "a change of what happens to warnings, behind one");
+    return false;
+  }
   write(overlay_of(globals_written, globals), name, value);
   return true;
 }

@@ -162,6 +162,14 @@ bool Machine::overrides_among(PyObject* const* args, size_t n) const {
   return false;
 }
 
+bool Machine::reshapes_input(PyObject* o) {
+  if (!py::is_tensor(o) || !index.contains(o)) return false;
+  const auto& nodes = trace.graph().nodes();
+  const aten::OpInfo* op = nodes.empty() ? nullptr : aten::find_op(nodes.back()->op);
+  return op && op->kind == aten::OpKind::InPlaceView && nodes.back()->args.size() > 0 &&
+         nodes.back()->arg(0).is_value() && nodes.back()->arg(0).value() == trace.value_of(THPVariable_Unpack(o));
+}
+
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
   if (waits_for_loader(target)) return put_off(missing_loader);
@@ -184,6 +192,11 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
     return break_at_class(r);
   }
   if (r && py::is_tensor(r)) note_class(r);
+  if (r && n > 0 && trace.num_nodes != before && reshapes_input(args[0])) {
+    Py_DECREF(r);
+    return graph_break("call-that-breaks",
+                       describe(target) + " of an existing tensor, whose sizes or strides it changes");
+  }
   if (!r || torch_depth > 0 || trace.num_nodes == before) return r;
   // A factory's requires_grad=True is set above the dispatcher.
   if (kwnames && py::is_tensor(r)) {
@@ -233,6 +246,17 @@ PyObject* Machine::constant_result(PyObject* callable, PyObject* const* args, si
   const py::Ref result = py::Ref::steal(PyObject_Vectorcall(callable, given.data(), n, kwnames));
   return result ? see(result.get(), child(guards::Source::Kind::Const, nullptr, result.get())) : nullptr;
 }
+
+namespace {
+/// The Python function that torch.jit.script compiled, or nothing for any other object.
+py::Ref function_behind_script(PyObject* o) {
+  static PyObject* const script = PyObject_GetAttrString(PyImport_AddModule("torch.jit"), "ScriptFunction");
+  if (reinterpret_cast<PyObject*>(Py_TYPE(o)) != script) return {};
+  py::Ref function = py::Ref::steal(PyObject_GetAttrString(o, "_torchdynamo_inline"));
+  PyErr_Clear();
+  return function && PyFunction_Check(function.get()) ? std::move(function) : py::Ref();
+}
+}  // namespace
 
 PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   PyTypeObject* t = Py_TYPE(callable);
@@ -325,6 +349,11 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   if (all == 1 && !kwnames && is_getter(t)) return call_getter(callable, args[0]);
   if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
     return after_c_call(native());
+  if (const py::Ref scripted = function_behind_script(callable)) {
+    guard_identity(callable);
+    remember_constant(scripted.get());
+    return call(scripted.get(), args, nargsf, kwnames);
+  }
   if (size_among(args, all))
     return on_values(args, all, [&](PyObject* const* values) { return call(callable, values, n, kwnames); });
   if (PyObject* r = kwnames ? nullptr : call_numpy(callable, args, n); r || PyErr_Occurred()) return r;
@@ -441,7 +470,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       py::is_tensor(arg(1)))
     return store_attr(arg(1), PyDescr_NAME(self), arg(2)) ? Py_NewRef(Py_None) : nullptr;
   if (count == 2 && !kwnames)
-    if (PyObject* done = append_unread(callable, arg(0), arg(1))) return done;
+    if (PyObject* done = append_unread(callable, arg(0), arg(1)); done || PyErr_Occurred()) return done;
+  if (count >= 2 && !kwnames)
+    if (PyObject* done = look_up_unread(callable, arg(0), arg(1), arg(2)); done || PyErr_Occurred()) return done;
   if (PyObject* text = text_of_call(callable, args, count_of(nargsf, kwnames), kwnames); text || PyErr_Occurred())
     return text;
   if (PyObject* number = kwnames ? nullptr : call_on_reals(callable, args, n); number || PyErr_Occurred())
@@ -622,6 +653,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       if (count != 1) return native();
       PyObject* real = real_of(arg(0));
       if (real && !hashes_alone) guard_identity(real);
+      if (!real && !hashes_alone && !is_constant(arg(0))) made_ids[arg(0)] = {arg(0), root_instruction};
       return PyLong_FromVoidPtr(real ? real : arg(0));
     }
     case Policy::GetAttr: {
@@ -695,19 +727,6 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   // Methods that pybind11 made for operators, and operators of custom libraries, are tensor operations.
   if (PyCFunction_Check(callable) && is_torch_operator(callable)) return torch_call(callable, args, n, kwnames, native);
   return graph_break("call-of-unknown-c-function", "a call of the C function " + describe(callable));
-}
-
-PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObject* item) {
-  static PyObject* const to_list = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append");
-  static PyObject* const to_deque = PyObject_GetAttrString(names().deque, "append");
-  const bool deque = !PyList_CheckExact(container);
-  if (callable != (deque ? to_deque : to_list) || !may_stay_unread(container)) return nullptr;
-  Known* k = find(container);
-  if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
-  if (!deque) return PyList_Append(container, item) < 0 ? nullptr : Py_NewRef(Py_None);
-  // What a full deque drops is what the real one drops.
-  if (!k->appended) k->appended = py::check(PyList_New(0));
-  return PyList_Append(k->appended.get(), item) < 0 ? nullptr : PyObject_CallMethod(container, "append", "O", item);
 }
 
 void Machine::guard_identity(PyObject* real) {

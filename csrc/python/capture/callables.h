@@ -81,4 +81,10 @@ Policy policy_of_code(PyCodeObject* code);
 /// classes that derive from such.
 bool constructs_purely(PyTypeObject* type);
 
+/// The list that warnings are appended to now, inside catch_warnings(record=True) (borrowed); null where they are
+/// shown.
+PyObject* recorded_warnings();
+/// Whether this is the dict of the module that says what happens to warnings.
+bool says_of_warnings(PyObject* globals);
+
 }  // namespace kiln::capture

@@ -45,20 +45,27 @@ struct Exec {
   }
 };
 
-/// While what an instruction loads is only loaded for its `append`, a list is not looked at.
-class LoadedForAppend {
+/// While an instruction loads something, activate() asks what it is loaded for.
+class Loading {
  public:
-  explicit LoadedForAppend(Exec& e) : unread_(e.m.unread), before_(e.m.unread) {
-    const uint8_t* next = e.units + 2 * e.next;
-    unread_ = next[0] == LOAD_METHOD && PyUnicode_CompareWithASCIIString(e.name(next[1]), "append") == 0;
-  }
-  ~LoadedForAppend() { unread_ = before_; }
-  LoadedForAppend(const LoadedForAppend&) = delete;
+  explicit Loading(Exec& e) : loading_(e.m.loading), before_(std::exchange(e.m.loading, &e)) {}
+  ~Loading() { loading_ = before_; }
+  Loading(const Loading&) = delete;
 
  private:
-  bool& unread_;
-  const bool before_;
+  const Exec*& loading_;
+  const Exec* const before_;
 };
+
+/// What a frame does with the object that its current instruction puts on top of the stack, as far as the straight line
+/// of instructions that follow tells.
+enum class Use : uint8_t {
+  Other,
+  Append,  // loads its method `append`, and calls it
+  LookUp,  // asks for an item by a key, or whether there is one: o[key], key in o, o.get(key)
+  Keep,    // puts it into a local variable
+};
+Use use_of_top(const Exec& e);
 
 using Handler = Flow (*)(Exec& e, int arg);
 

@@ -99,7 +99,14 @@ void Leaver::diff_attributes(const Known& k) {
     if (PyDict_GetItem(before, name) != value) effect(SideEffect::Kind::SetAttr, name, recipe(value));
 }
 
+std::optional<int> Leaver::id_asked_for() const {
+  for (const Machine::MadeId& id : ids_)
+    if (makes(id.object)) return id.instruction;
+  return std::nullopt;
+}
+
 void Leaver::add(SideEffect::Kind kind, RecipePtr target, PyObject* key, RecipePtr value) {
+  if (key) note_id(key);
   SideEffect e;
   e.kind = kind;
   e.target = std::move(target);
@@ -170,7 +177,8 @@ void Leaver::keep_apart() {
   for (PyObject* o : m.overlay_order) note(m.find(o));
   for (const Known& k : m.knowns) {
     const auto it = written.find(Py_TYPE(k.real.get()));
-    if (k.kind == Known::Kind::Tensor || it == written.end() || (!k.active && !changed.contains(&k))) continue;
+    if (k.kind == Known::Kind::Tensor || it == written.end() || (!k.active && !k.looked_up && !changed.contains(&k)))
+      continue;
     // Two that are what they are need not be told apart.
     if (it->second || !is_fixed(k)) m.guard(guards::Guard::Kind::Apart, k.source);
   }
@@ -308,6 +316,39 @@ bool Machine::is_made_function(PyObject* f) {
   return made_functions.count(f) != 0;
 }
 
+namespace {
+/// Whether a weak reference tells when `o`, or an object in it, dies. Tensors, which are stand-ins here, aside. A
+/// module may be given one yet: its hooks of gradients have it.
+bool is_watched(PyObject* o) {
+  constexpr size_t kMost = 4096;  // objects that are looked at
+  std::vector<PyObject*> todo{o};
+  std::unordered_set<PyObject*> seen{o};
+  while (!todo.empty()) {
+    PyObject* const now = todo.back();
+    todo.pop_back();
+    PyTypeObject* const type = Py_TYPE(now);
+    if (PyType_Check(now) || PyModule_Check(now) || PyFunction_Check(now) || PyCode_Check(now) || py::is_tensor(now))
+      continue;
+    if (PyObject_TypeCheck(now, reinterpret_cast<PyTypeObject*>(names().module_type))) return true;
+    if (PyType_SUPPORTS_WEAKREFS(type) && *PyObject_GET_WEAKREFS_LISTPTR(now)) return true;
+    if (!type->tp_traverse || !PyObject_IS_GC(now)) continue;
+    struct Visit {
+      std::vector<PyObject*>& todo;
+      std::unordered_set<PyObject*>& seen;
+    } visit{todo, seen};
+    type->tp_traverse(
+        now,
+        [](PyObject* part, void* arg) {
+          auto* v = static_cast<Visit*>(arg);
+          if (v->seen.size() < kMost && v->seen.insert(part).second) v->todo.push_back(part);
+          return 0;
+        },
+        &visit);
+  }
+  return false;
+}
+}  // namespace
+
 void Machine::leave_return(PyObject* value) {
   Exit exit;
   exit.kind = Exit::Kind::Return;
@@ -335,6 +376,9 @@ void Machine::leave_at(int offset, PyObject** sp, py311::Frame* frame) {
       } else {
         exit.locals.push_back(PyCell_Check(o) && (kind & py311::KindCell) ? l.cell(o) : l.recipe(o));
       }
+      // What existed before is kept by who called, or by the frame before this one.
+      const Known* k = o ? find(o) : nullptr;
+      exit.watched.push_back(o && (options.resumes || !k) && !is_constant(o) && is_watched(k ? k->real.get() : o));
     }
     for (PyObject** p = py311::stack_base(frame); p < sp; ++p) exit.stack.push_back(l.recipe(*p));
   });
@@ -390,6 +434,17 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
       root_instruction = c.instruction;
       return;
     }
+  for (const Deferred& call : deferred)
+    if (versions_of(call.args) != call.versions) {
+      graph_break("call-that-breaks", "a tensor is written after a message was made of it");
+      root_instruction = call.instruction;
+      return;
+    }
+  if (const auto instruction = leaver.id_asked_for()) {
+    graph_break("call-that-breaks", "the id() of an object that the captured code makes leaves together with it");
+    root_instruction = *instruction;
+    return;
+  }
   result.exit = std::move(exit);
   done = true;
 }

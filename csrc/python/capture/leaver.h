@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -35,6 +36,8 @@ class Leaver {
   RecipePtr contents(PyObject* container);
   /// Whether one of the recipes makes this very object.
   bool makes(PyObject* o) const { return made_.contains(o); }
+  /// Where the root asked for the id of an object that is made anew, if the number leaves, too; else nothing.
+  std::optional<int> id_asked_for() const;
   /// The cell object itself; null recipe kind Source for the root's free variables.
   RecipePtr cell(PyObject* c);
   void side_effects();
@@ -66,11 +69,18 @@ class Leaver {
   }
   void attributes(PyObject* o, Recipe& r);
   void diff_dict(const Known& k);
+  /// To be told of each constant that leaves.
+  void note_id(PyObject* o) {
+    if (PyLong_CheckExact(o))
+      if (const auto it = m.made_ids.find(PyLong_AsVoidPtr(o)); it != m.made_ids.end()) ids_.push_back(it->second);
+    PyErr_Clear();
+  }
   void diff_attributes(const Known& k);
 
   Machine& m;
   std::unordered_map<PyObject*, RecipePtr> made_;
   std::unordered_set<PyObject*> open_;
+  std::vector<Machine::MadeId> ids_;
   std::unordered_map<const c10::TensorImpl*, int64_t> outputs_;
 };
 

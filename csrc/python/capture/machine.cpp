@@ -82,6 +82,7 @@ const Names& names() {
     x->enter = s("__enter__");
     x->exit = s("__exit__");
     x->contents = s("cell_contents");
+    x->append = s("append");
     auto from = [](const char* module, const char* name) -> PyObject* {
       PyObject* m = py::import_module(module);
       PyObject* o = m ? PyObject_GetAttrString(m, name) : nullptr;
@@ -238,7 +239,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
           root_calls.push_back(root_instruction);
       }
       Handler handler = table[opcode];
-      unread = false;
+      loading = nullptr;
       if (!handler) {
         PyErr_Format(PyExc_SystemError, "unknown opcode %d", opcode);
         flow = Flow::Error;
@@ -330,7 +331,7 @@ bool Machine::place_root_arguments(Exec& e) {
     }
     PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
     const SourcePtr source = child(guards::Source::Kind::Local, nullptr, name, i);
-    // A list that is only appended to, or not at all looked at here, is not read: see op_load_fast.
+    // A container that is not looked at as a whole is not read: see op_load_fast.
     const bool later = may_stay_unread(real) && !(py311::local_kind(code, i) & py311::KindCell);
     PyObject* v = later ? stand_in(real, source) : see(real, source);
     if (!v) return false;

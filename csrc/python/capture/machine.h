@@ -60,12 +60,13 @@ inline bool is_container(Class c) { return c >= Class::Tuple && c <= Class::Dequ
 struct Known {
   enum class Kind : uint8_t { Plain, Tensor, Shadow, Proxy };
   Kind kind = Kind::Plain;
-  bool active = false;   // its guard is taken
-  bool read = false;     // Plain: the memory it lends is guarded by what it holds
-  bool written = false;  // a shadow that differs from its original; told on leaving
-  bool opened = false;   // Shadow: the lists in dicts in it are guarded, too
-  bool whole = false;    // Shadow of a set: its elements are constants, guarded in one
-  bool alike = false;    // Plain: a function for which others of the same code may stand
+  bool active = false;     // its guard is taken
+  bool read = false;       // Plain: the memory it lends is guarded by what it holds
+  bool written = false;    // a shadow that differs from its original; told on leaving
+  bool opened = false;     // Shadow: the lists in dicts in it are guarded, too
+  bool looked_up = false;  // Shadow that is not active: some of its items are guarded
+  bool whole = false;      // Shadow of a set: its elements are constants, guarded in one
+  bool alike = false;      // Plain: a function for which others of the same code may stand
   SourcePtr source;
   py::Ref real;
   py::Ref stand_in;                                      // equals `real` for Plain; Proxy: one of the dict's shadow
@@ -129,8 +130,6 @@ class Machine {
   PyObject* see(PyObject* o, const SourcePtr& source);
   /// As see, without guards on `o` itself until observe() meets it. Constants are left to the caller.
   PyObject* stand_in(PyObject* o, const SourcePtr& source);
-  /// Whether `o` is a list or a deque: if it is only appended to, nobody looks at it.
-  bool may_stay_unread(PyObject* o) const;
   /// Takes the pending guard of an object that the program now looks at. False with an error set on failure.
   bool observe(PyObject* o) {
     auto it = index.find(o);
@@ -265,6 +264,8 @@ class Machine {
   /// Runs `f` as a torch-level call of `target`.
   PyObject* torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                        const std::function<PyObject*()>& f);
+  /// Whether the operator that was recorded last changes the sizes or strides of this tensor, which existed before.
+  bool reshapes_input(PyObject* o);
   /// After a C call: translates kiln's failures into graph breaks, replaces real objects in the result.
   PyObject* after_c_call(PyObject* result);
   /// C code that iterates would advance an iterator that existed before the call: a graph break then, and true.
@@ -572,6 +573,12 @@ class Machine {
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   std::vector<CachedCall> cached_calls;
   std::vector<CachedObject> cached_objects;
+  /// An object that the captured code made, of which id() was asked for, with the root's instruction that did.
+  struct MadeId {
+    PyObject* object;
+    int instruction;
+  };
+  std::unordered_map<void*, MadeId> made_ids;  // by the id
   /// The result that such a call has just given, with guards that a later one gives the same. Null without an error if
   /// nothing tells.
   PyObject* see_cached(PyObject* wrapper, PyObject* result);
@@ -670,10 +677,26 @@ class Machine {
   graph::Value input_value(const at::Tensor& t);
   std::unordered_map<PyObject*, int> target_index;
 
+  // --- containers that nobody looks at as a whole: unread.cpp ---
+  /// Whether `o` is a list, a deque or a dict: one that is only appended to, or of which only some items are asked for,
+  /// is not guarded as a whole.
+  bool may_stay_unread(PyObject* o) const;
+  /// Whether the container that is being loaded is not looked at here. Guards its type then.
+  bool stays_unread(Known& k);
   /// list.append on an existing list that the program has not looked at: its length is no business of the graph's.
   /// Null without an error for any other call.
   PyObject* append_unread(PyObject* callable, PyObject* container, PyObject* item);
-  bool unread = false;  // the list that is being loaded is only appended to
+  enum class LookUp : uint8_t {
+    Item,      // what is found is the result
+    Presence,  // only whether there is something
+  };
+  /// To be asked before `key` is looked up in an existing container. 1: nobody has looked at it as a whole, and what is
+  /// found there, or that nothing is, is guarded now; 0: it is guarded as a whole, or is none; -1: an error is set.
+  int looks_up(PyObject* container, PyObject* key, LookUp what);
+  bool guard_lookup(Known& k, PyObject* key, LookUp what);
+  /// dict.get(key, other) and the like of such a dict. Null without an error for any other call.
+  PyObject* look_up_unread(PyObject* callable, PyObject* dict, PyObject* key, PyObject* other);
+  const struct Exec* loading = nullptr;  // while one of its instructions puts something on the stack
 
   // --- state ---
   std::deque<Known> knowns;
@@ -693,8 +716,11 @@ class Machine {
   struct Deferred {
     py::Ref callable;
     std::vector<py::Ref> args;
-    bool made = false;  // the capture made `callable` itself
+    bool made = false;      // the capture made `callable` itself
+    int instruction = -1;   // of the root, which calls it
+    uint32_t versions = 0;  // of the tensors among `args` at the call, their sum: it tells of a write
   };
+  static uint32_t versions_of(const std::vector<py::Ref>& objects);
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
   /// istft asks whether a condition is equal to true, that its windows leave a gap, and raises if it is.
   bool inside_istft = false;
@@ -822,9 +848,9 @@ PyObject* graph_break_type();
 
 /// Objects of Python's and torch's modules that the machine compares with; loaded once.
 struct Names {
-  PyObject *dict, *class_, *getattr, *getattribute, *setattr, *delattr, *call, *init, *name, *module, *qualname, *grad,
-      *data, *requires_grad, *parameters, *buffers, *modules, *code, *closure, *defaults, *kwdefaults, *self, *func,
-      *enter, *exit, *contents;
+  PyObject *append, *dict, *class_, *getattr, *getattribute, *setattr, *delattr, *call, *init, *name, *module,
+      *qualname, *grad, *data, *requires_grad, *parameters, *buffers, *modules, *code, *closure, *defaults, *kwdefaults,
+      *self, *func, *enter, *exit, *contents;
   PyObject *tensor_type, *parameter_type, *buffer_type, *module_type, *module_getattr, *module_setattr, *ordered_dict,
       *default_dict, *deque, *partial, *size_type;
 };

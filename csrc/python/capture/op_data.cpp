@@ -222,9 +222,10 @@ static bool is_hashed(PyObject* o) {
 }
 
 Flow op_contains_op(Exec& e, int arg) {
-  if (e.m.refuses_iterator(e.top(0))) return Flow::Error;
+  const int looked_up = e.m.looks_up(e.top(0), e.top(1), Machine::LookUp::Presence);
+  if (looked_up < 0 || e.m.refuses_iterator(e.top(0))) return Flow::Error;
   const bool apart = e.m.tell_apart(e.top(0), e.top(1));
-  if ((!apart && !e.m.reads(e.top(0))) || !e.m.reads(e.top(1))) return Flow::Error;
+  if ((!apart && !e.m.reads(e.top(0), looked_up ? -1 : 0)) || !e.m.reads(e.top(1))) return Flow::Error;
   if (!apart) e.m.pin_lookup(e.top(0), e.top(1));
   int has;
   if (apart) {
@@ -245,7 +246,6 @@ Flow op_contains_op(Exec& e, int arg) {
 }
 
 Flow op_binary_subscr(Exec& e, int) {
-  const LoadedForAppend append(e);
   PyObject* container = e.top(1);
   PyObject* args[2] = {container, e.top(0)};
   if (PyType_Check(container)) {  // list[int], Generic[T]
@@ -259,6 +259,8 @@ Flow op_binary_subscr(Exec& e, int) {
     if (!key) return Flow::Error;
     if (key.get() != Py_None) args[1] = key.get();
   }
+  if (e.m.looks_up(container, args[1], Machine::LookUp::Item) < 0) return Flow::Error;
+  const Loading loading(e);
   return replace_two(e,
                      operate(e.m, "getitem", args, 2, [](PyObject* const* a) { return PyObject_GetItem(a[0], a[1]); }));
 }

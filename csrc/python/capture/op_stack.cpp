@@ -57,7 +57,7 @@ Flow op_load_fast(Exec& e, int arg) {
   PyObject* o = e.local(arg);
   if (!o) return unbound_local(e, arg);
   if (e.m.may_stay_unread(o)) {
-    const LoadedForAppend append(e);
+    const Loading loading(e);
     if (!e.m.observe(o)) return Flow::Error;
   }
   e.push(Py_NewRef(o));
@@ -81,7 +81,7 @@ Flow op_delete_fast(Exec& e, int arg) {
 }
 
 Flow op_load_global(Exec& e, int arg) {
-  const LoadedForAppend append(e);
+  const Loading loading(e);
   PyObject* v = e.m.load_global(e.frame->f_globals, e.frame->f_builtins, e.name(arg >> 1));
   if (!v) return Flow::Error;
   if (arg & 1) e.push(nullptr);
@@ -177,7 +177,7 @@ Flow op_load_closure(Exec& e, int arg) {
 }
 
 Flow op_load_deref(Exec& e, int arg) {
-  const LoadedForAppend append(e);
+  const Loading loading(e);
   PyObject* v = e.m.load_cell(e.local(arg), nullptr);
   if (!v) return unbound_cell(e, arg);
   return e.push_seen(v);
@@ -204,7 +204,7 @@ Flow op_delete_deref(Exec& e, int arg) {
 }
 
 Flow op_load_attr(Exec& e, int arg) {
-  const LoadedForAppend append(e);
+  const Loading loading(e);
   return e.replace_top(e.m.load_attr(e.top(), e.name(arg)));
 }
 

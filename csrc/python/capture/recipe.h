@@ -30,9 +30,10 @@ struct Recipe {
     Call,       // object(*parts): range, partial, iter, ... (a pure constructor)
     Instance,   // object.__new__ of type `object` by its base's tp_new (`parts[0]`, a Constant: the base type to call
                 // __new__ of, `parts[1]`: a Tuple of its extra arguments), then state (below)
-    Function,  // function object; object: code; parts: globals, name, defaults|None, kwdefaults|None, closure|None, ...
-    Item,      // parts[0][index]: element of another recipe's tuple
-    Method,    // bound method; parts: function, self
+    Function,   // function object; object: code; parts: globals, name, defaults|None, kwdefaults|None, closure|None,
+                // annotations|None, qualname, doc|None, module|None
+    Item,       // parts[0][index]: element of another recipe's tuple
+    Method,     // bound method; parts: function, self
   };
   Kind kind;
   guards::SourcePtr source;
@@ -94,6 +95,7 @@ struct Exit {
   RecipePtr value;                // Return
   int offset = 0;                 // Break: index of the instruction, in code units, in the root code
   std::vector<RecipePtr> locals;  // Break: one per localsplus slot; null: unbound (cells: a Cell recipe or Source)
+  std::vector<bool> watched;      // of these: whether something tells when the object dies, so that it must live on
   std::vector<RecipePtr> stack;   // Break: the value stack before the instruction, bottom first
   BreakReason reason;
 };

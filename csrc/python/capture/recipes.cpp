@@ -276,6 +276,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
     r->parts.push_back(items);
     return r;
   }
+  note_id(o);
   if ((c == Class::Constant && !slice) || c == Class::Type) return constant(o);
   if (m.is_text(o) && !made_.count(o)) {
     RecipePtr r = begin(o, Recipe::Kind::Call);
@@ -333,6 +334,10 @@ RecipePtr Leaver::recipe(PyObject* o) {
       PyObject *name, *value;
       while (slot && *slot && PyDict_Next(*slot, &pos, &name, &value))  // what the program hung on it
         r->state.emplace_back(py::Ref::borrow(name), recipe(value));
+      if (const at::Tensor& t = THPVariable_Unpack(o); t.is_leaf() && t.grad().defined()) {
+        const py::Ref grad = py::Ref::steal(THPVariable_Wrap(t.grad()));
+        r->state.emplace_back(py::Ref::borrow(names().grad), recipe(grad.get()));
+      }
       return r;
     }
     case Class::Tuple:
@@ -377,8 +382,10 @@ RecipePtr Leaver::recipe(PyObject* o) {
                   or_none(f->func_defaults),
                   or_none(f->func_kwdefaults),
                   closure,
-                  or_none(f->func_annotations && PyDict_Check(f->func_annotations) ? f->func_annotations : nullptr),
-                  constant(f->func_qualname)};
+                  or_none(f->func_annotations ? PyFunction_GetAnnotations(o) : nullptr),  // until asked for, a tuple
+                  constant(f->func_qualname),
+                  or_none(f->func_doc),
+                  or_none(f->func_module)};
       if (f->func_dict) {
         Py_ssize_t pos = 0;
         PyObject *name, *value;

@@ -1,4 +1,5 @@
 // Reading what existed before the call: stand-ins, their sources, and the guards on what was looked at.
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
@@ -8,6 +9,7 @@
 #include "aten/convert.h"
 #include "aten/fake.h"
 #include "base/error.h"
+#include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/pch.h"
 
@@ -354,17 +356,12 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   return Py_NewRef(o);
 }
 
-bool Machine::may_stay_unread(PyObject* o) const {
-  return PyList_CheckExact(o) || reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().deque;
-}
-
 bool Machine::activate(Known& k) {
   if (k.active) return true;
-  if (unread && k.kind == Known::Kind::Shadow && may_stay_unread(k.real.get())) {
-    PyTypeObject* const type = Py_TYPE(k.real.get());
-    guard(GK::Type, k.source, reinterpret_cast<PyObject*>(type), py311::type_version(type));
-    return true;
-  }
+  if (stays_unread(k)) return true;
+  // What is in it is looked at, too, whatever it is loaded for.
+  const auto nothing = std::exchange(loading, nullptr);
+  const auto restore = c10::make_scope_exit([&] { loading = nothing; });
   k.active = true;
   PyObject* o = k.real.get();
   switch (k.kind) {
@@ -481,6 +478,8 @@ PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
   const at::Tensor real = THPVariable_Unpack(tensor);
   std::string why;
   at::Tensor fake;
+  if (real._is_zerotensor())
+    return graph_break("unsupported-tensor", source->text() + " is a zero tensor without memory");
   {
     aten::RecordingPaused paused;
     try {
@@ -534,6 +533,8 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     py::Ref args = py::Ref::steal(content ? PyTuple_Pack(1, content) : PyTuple_New(0));
     return args ? py::Ref::steal(base->tp_new(subclass, args.get(), nullptr)) : py::Ref();
   };
+  if (!deferred.empty() && o == recorded_warnings())
+    return graph_break("call-that-breaks", "a read of the recorded warnings, behind one");
   if (n > kLargestShadow)
     return graph_break("large-container", source->text() + " has " + std::to_string(n) + " elements");
   Known fresh;
@@ -603,7 +604,7 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
       for (Py_ssize_t i = 0; i < n; ++i) {
         py::Ref real = py::Ref::steal(PySequence_GetItem(o, i));
         py::Ref v = real ? element(real.get(), child(SK::ListItem, source, nullptr, i)) : py::Ref();
-        py::Ref done = py::Ref::steal(v ? PyObject_CallMethod(copy.get(), "append", "O", v.get()) : nullptr);
+        py::Ref done = py::Ref::steal(v ? PyObject_CallMethodOneArg(copy.get(), names().append, v.get()) : nullptr);
         if (!done || !keep(v)) return nullptr;
       }
       break;

@@ -151,12 +151,28 @@ PyObject* Machine::defer_call(py311::Frame* frame) {
   if ((code->co_flags & CO_VARKEYWORDS) && PyDict_GET_SIZE(frame->localsplus[rest]))
     return graph_break("call-that-breaks",
                        std::string("a call with keywords of ") + PyUnicode_AsUTF8(code->co_qualname));
+  // A message is made of what the arguments are now.
+  for (size_t i = 1; i < args.size(); ++i)
+    if (PyObject* a = args[i];
+        !is_constant(a) && !py::is_tensor(a) && !is_number(a) && !is_open_number(a) && !is_text(a))
+      return graph_break("call-that-breaks", std::string("a call of ") + PyUnicode_AsUTF8(code->co_qualname) +
+                                                 " with what may change until it is made, a " + Py_TYPE(a)->tp_name);
   return defer(py::Ref::borrow(reinterpret_cast<PyObject*>(frame->f_func)), args);
+}
+
+uint32_t Machine::versions_of(const std::vector<py::Ref>& objects) {
+  uint32_t sum = 0;
+  for (const py::Ref& o : objects)
+    if (py::is_tensor(o.get()) && !THPVariable_Unpack(o.get()).is_inference())
+      sum += static_cast<uint32_t>(THPVariable_Unpack(o.get())._version());
+  return sum;
 }
 
 PyObject* Machine::defer(py::Ref callable, const std::vector<PyObject*>& args, bool made) {
   Deferred call{std::move(callable), {}, made};
   for (PyObject* a : args) call.args.push_back(py::Ref::borrow(a));
+  call.instruction = root_instruction;
+  call.versions = versions_of(call.args);
   deferred.push_back(std::move(call));
   Py_RETURN_NONE;
 }

@@ -127,7 +127,9 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
   }
   if (PyUnicode_Compare(name, names().requires_grad) == 0) {
     const int wanted = value ? PyObject_IsTrue(value) : -1;
-    if (wanted >= 0 && set_requires_grad(o, wanted == 1)) return true;
+    PyObject* const real = real_of(o);
+    const bool leaf = THPVariable_Unpack(real ? real : o).is_leaf();  // eager raises for others
+    if (wanted >= 0 && leaf && set_requires_grad(o, wanted == 1)) return true;
     if (!break_pending()) graph_break("autograd", "a write of .requires_grad");
     return false;
   }
@@ -363,20 +365,30 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     return graph_break("tensor-constructor", std::string("torch.") + name + " of a capsule, which it uses up");
   if (all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant)
     return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
-  py::Ref made;
+  at::Tensor t, in_rows;
   {
     Paused paused_here(*this);
     aten::RecordingPaused no_recording;
     aten::NoFakeGuard real;
-    made = py::Ref::steal(native());
+    py::Ref made = py::Ref::steal(native());
+    // Levels of torch.func.grad and the like have wrapped it.
+    static PyObject* unwrap = PyObject_GetAttrString(PyImport_AddModule("torch._C._functorch"), "get_unwrapped");
+    while (made && aten::is_wrapper(THPVariable_Unpack(made.get())))
+      made = py::Ref::steal(PyObject_CallOneArg(unwrap, made.get()));
+    if (!made) return nullptr;
+    t = THPVariable_Unpack(made.get());
+    in_rows = t.contiguous();
   }
-  if (!made) return nullptr;
-  const at::Tensor t = THPVariable_Unpack(made.get());
   // An array, or a scalar of NumPy's, cannot be written into an fx graph.
   if (all > 0 && PyObject_CheckBuffer(args[0])) torch_level_ok = false;
   if (!aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
-  return torch_call(callable, args, n, kwnames, [&] { return THPVariable_Wrap(aten::record_constant(trace, t)); });
+  return torch_call(callable, args, n, kwnames, [&] {
+    at::Tensor numbers = aten::record_constant(trace, in_rows);
+    // The copy of an array lies in memory as the array does.
+    if (!t.is_contiguous()) numbers = at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(numbers);
+    return THPVariable_Wrap(aten::inside_transform() ? at::lift_fresh(numbers) : numbers);
+  });
 }
 
 PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {

@@ -50,6 +50,19 @@ PyObject* helper(const char* name) {
 
 }  // namespace
 
+PyObject* recorded_warnings() {
+  static PyObject* const module = py::import_module("warnings");
+  PyObject* const show = PyDict_GetItemString(PyModule_GetDict(module), "_showwarnmsg_impl");
+  if (!show || !PyCFunction_Check(show)) return nullptr;
+  PyObject* const self = PyCFunction_GET_SELF(show);
+  return self && PyList_CheckExact(self) ? self : nullptr;
+}
+
+bool says_of_warnings(PyObject* globals) {
+  static PyObject* const dict = PyModule_GetDict(py::import_module("warnings"));
+  return globals == dict;
+}
+
 PyObject* Machine::written_filters(PyObject* module) {
   static PyObject* const name_of_filters = PyUnicode_InternFromString("filters");
   const py::Ref real = py::Ref::steal(PyObject_GetAttr(module, name_of_filters));
@@ -106,6 +119,8 @@ PyObject* Machine::warn_at(py311::Frame* at, PyObject* message, PyObject* catego
     if (!action || PyUnicode_CompareWithASCIIString(action.get(), "ignore") != 0) return refuse_warning();
     Py_RETURN_NONE;
   }
+  // What the program has looked at must not stay without the warning.
+  if (PyObject* const recorded = recorded_warnings(); recorded && find(recorded)) return refuse_warning();
   PyObject* const about[] = {category, message, name, line.get()};
   const Setting* s = find_setting(raises, about, 4);
   if (!s || s->before.get() != Py_False) return refuse_warning();

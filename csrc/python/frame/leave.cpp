@@ -138,6 +138,9 @@ Ref make_function(PyObject* code, const std::vector<int>& parts, const std::vect
   if (PyObject* closure = part(4)) must(PyFunction_SetClosure(f.get(), closure));
   if (PyObject* annotations = part(5)) must(PyFunction_SetAnnotations(f.get(), annotations));
   if (PyObject* qualname = part(6)) must(PyObject_SetAttrString(f.get(), "__qualname__", qualname));
+  // functools.wraps() sets these.
+  must(PyObject_SetAttrString(f.get(), "__doc__", part(7) ? part(7) : Py_None));
+  must(PyObject_SetAttrString(f.get(), "__module__", part(8) ? part(8) : Py_None));
   return f;
 }
 
@@ -234,8 +237,10 @@ void LeaveProgram::fill(const Step& s, std::vector<Ref>& slots) const {
       must(PyCell_Set(o, value));
     } else {
       PyObject* descriptor = _PyType_Lookup(Py_TYPE(o), name.get());
-      const bool in_slot = descriptor && (Py_TYPE(descriptor) == &PyMemberDescr_Type ||
-                                          (Py_TYPE(descriptor) == &PyGetSetDescr_Type && PyExceptionInstance_Check(o)));
+      const bool in_slot =
+          descriptor &&
+          (Py_TYPE(descriptor) == &PyMemberDescr_Type ||
+           (Py_TYPE(descriptor) == &PyGetSetDescr_Type && (PyExceptionInstance_Check(o) || py::is_tensor(o))));
       if (in_slot || !_PyObject_GetDictPtr(o)) {
         must(PyObject_GenericSetAttr(o, name.get(), value));
       } else {

@@ -355,8 +355,8 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
       if (i < args) deletes.push_back(i);
       continue;
     }
-    // What nothing will read is not worth computing.
-    if (!all_live && !b.is_cell(i) && !root_live[first][i]) continue;
+    // What nothing will read is not worth computing, unless somebody sees that it is gone.
+    if (!all_live && !b.is_cell(i) && !root_live[first][i] && !exit.watched[i]) continue;
     bound[i] = true;
     const bool unchanged = i < args && r->kind == Recipe::Kind::Source &&
                            r->source->kind == guards::Source::Kind::Local && r->source->index == i;
@@ -430,7 +430,8 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
     std::vector<bool> passed(static_cast<size_t>(original_slots), false);
     for (int i = 0; i < original_slots; ++i) {
       const bool cell = py311::local_kind(original, i) & py311::KindCell;
-      passed[i] = bound[i] && (all_live || cell || live[to][i]);
+      const bool watched = i < static_cast<int>(exit.watched.size()) && exit.watched[i];
+      passed[i] = bound[i] && (all_live || cell || live[to][i] || watched);
     }
     // A breaking instruction that stores or deletes a local changes what is bound.
     if (breaking.opcode == STORE_FAST) passed[breaking.arg] = all_live || live[to][breaking.arg];

@@ -79,6 +79,7 @@ bool check_tensor(PyObject* o, const TensorFacts& f) {
 std::optional<uint64_t> other_sizes(PyObject* o, const TensorFacts& f) {
   if (!py::is_tensor(o)) return std::nullopt;
   const c10::TensorImpl* impl = THPVariable_Unpack(o).unsafeGetTensorImpl();
+  if (f.key_set && impl->key_set().raw_repr() != f.key_set) return std::nullopt;  // a nested tensor has no sizes
   if (impl->has_symbolic_sizes_strides() || impl->dim() != f.dim || impl->layout() != at::kStrided) return std::nullopt;
   TensorFacts own = f;
   int64_t* values = f.dim <= 4 ? own.few.data() : own.many.data();
@@ -110,6 +111,11 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
     return differ("dtype", c10::toString(static_cast<at::ScalarType>(f.scalar_type)), c10::toString(t.scalar_type()));
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   if (impl->has_symbolic_sizes_strides()) return "its sizes are symbolic";
+  const auto keys_differ = [&] {
+    return differ("dispatch keys", c10::toString(c10::DispatchKeySet(c10::DispatchKeySet::RAW, f.key_set)),
+                  c10::toString(impl->key_set()));
+  };
+  if (impl->key_set().has(c10::DispatchKey::NestedTensor)) return keys_differ();  // it has no sizes
   if (impl->dim() != f.dim) return differ("rank", std::to_string(f.dim), std::to_string(impl->dim()));
   for (int64_t i = 0; i < f.dim; ++i)
     if (!(f.any_dims >> i & 1) && impl->sizes()[i] != f.sizes_strides()[i])
@@ -128,9 +134,7 @@ std::string explain_tensor(PyObject* o, const TensorFacts& f) {
   const std::optional<bool> is_leaf = leaf(impl, t);
   if (!is_leaf) return "a view of what was written, which autograd refuses";
   if (*is_leaf != f.is_leaf) return f.is_leaf ? "it is no longer a leaf" : "it is a leaf now";
-  if (f.key_set && impl->key_set().raw_repr() != f.key_set)
-    return differ("dispatch keys", c10::toString(c10::DispatchKeySet(c10::DispatchKeySet::RAW, f.key_set)),
-                  c10::toString(impl->key_set()));
+  if (f.key_set && impl->key_set().raw_repr() != f.key_set) return keys_differ();
   return "";
 }
 

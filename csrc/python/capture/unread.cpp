@@ -1,0 +1,198 @@
+// Existing containers that nobody looks at as a whole: a list that is only appended to, a dict or list of which some
+// items are asked for. What else is in them may be another in the next call.
+#include <algorithm>
+
+#include "python/capture/eval.h"
+#include "python/pch.h"
+
+namespace kiln::capture {
+
+using SK = guards::Source::Kind;
+using GK = Guard::Kind;
+
+namespace {
+
+/// A table by opcode would say less: which operand of an instruction is looked at, and how.
+struct Effect {
+  int pops = 0, pushes = 0;
+  bool known = true;
+};
+
+Effect effect_of(int opcode, int arg) {
+  switch (opcode) {
+    case CACHE:
+    case NOP:
+    case PRECALL:
+    case KW_NAMES:
+      return {};
+    case LOAD_CONST:
+    case LOAD_FAST:
+    case LOAD_DEREF:
+    case PUSH_NULL:
+      return {0, 1};
+    case LOAD_GLOBAL:
+      return {0, 1 + (arg & 1)};
+    case LOAD_ATTR:
+    case UNARY_NEGATIVE:
+    case UNARY_NOT:
+      return {1, 1};
+    case LOAD_METHOD:
+      return {1, 2};
+    case BINARY_OP:
+    case BINARY_SUBSCR:
+    case COMPARE_OP:
+    case CONTAINS_OP:
+    case IS_OP:
+      return {2, 1};
+    case CALL:
+      return {arg + 2, 1};
+    case FORMAT_VALUE:
+      return {(arg & 4) ? 2 : 1, 1};
+    case BUILD_STRING:
+    case BUILD_TUPLE:
+      return {arg, 1};
+    default:
+      return {0, 0, false};
+  }
+}
+
+Use use_as_operand(const Exec& e, int opcode, int arg, int above) {
+  switch (opcode) {
+    case BINARY_SUBSCR:
+      return above == 1 ? Use::LookUp : Use::Other;
+    case CONTAINS_OP:
+      return above == 0 ? Use::LookUp : Use::Other;
+    case LOAD_METHOD:
+      for (const char* name : {"get", "__getitem__", "__contains__"})
+        if (PyUnicode_CompareWithASCIIString(e.name(arg), name) == 0) return Use::LookUp;
+      return PyUnicode_CompareWithASCIIString(e.name(arg), "append") == 0 ? Use::Append : Use::Other;
+    case STORE_FAST:
+      // LOAD_FAST asks again.
+      return py311::local_kind(e.code, arg) & py311::KindCell ? Use::Other : Use::Keep;
+    case POP_JUMP_FORWARD_IF_NONE:
+    case POP_JUMP_FORWARD_IF_NOT_NONE:
+      return Use::Keep;
+    default:
+      return Use::Other;
+  }
+}
+
+/// Whether C code hashes and compares it, and by its value or its identity alone.
+bool is_plain_key(Machine& m, PyObject* key) {
+  if (PyTuple_CheckExact(key)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i)
+      if (!is_plain_key(m, PyTuple_GET_ITEM(key, i))) return false;
+    return true;
+  }
+  return m.classify(key) == Class::Constant ? m.is_constant(key) && !PySlice_Check(key)
+                                            : key == Py_None || PyBool_Check(key) || Py_TYPE(key) == &PyType_Type;
+}
+
+}  // namespace
+
+Use use_of_top(const Exec& e) {
+  constexpr int kFarthest = 48;  // instructions; who computes the key for longer than that has the dict guarded
+  const int end = std::min(e.next + kFarthest, static_cast<int>(Py_SIZE(e.code)));
+  int above = 0;  // objects on the stack over that one
+  int extended = 0;
+  for (int i = e.next; i < end; ++i) {
+    const int opcode = e.units[2 * i], arg = extended | e.units[2 * i + 1];
+    extended = opcode == EXTENDED_ARG ? arg << 8 : 0;
+    if (opcode == EXTENDED_ARG) continue;
+    const Effect effect = effect_of(opcode, arg);
+    if (!effect.known || effect.pops > above) return use_as_operand(e, opcode, arg, above);
+    above += effect.pushes - effect.pops;
+  }
+  return Use::Other;
+}
+
+bool Machine::may_stay_unread(PyObject* o) const {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(o));
+  return PyList_CheckExact(o) || PyDict_CheckExact(o) || type == names().deque || type == names().ordered_dict ||
+         type == names().default_dict;
+}
+
+bool Machine::stays_unread(Known& k) {
+  PyObject* const o = k.real.get();
+  if (!loading || k.kind != Known::Kind::Shadow || !may_stay_unread(o)) return false;
+  // What is written to the attributes of an object is written to its __dict__.
+  if (k.source->kind == SK::InstanceDict) return false;
+  const Use use = use_of_top(*loading);
+  const bool dict = PyDict_Check(o), list = PyList_CheckExact(o);
+  if (use == Use::Other || (use == Use::Append && dict) || (use == Use::LookUp && !dict && !list)) return false;
+  guard(GK::Type, k.source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
+  return true;
+}
+
+PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObject* item) {
+  static PyObject* const to_list = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append");
+  static PyObject* const to_deque = PyObject_GetAttrString(names().deque, "append");
+  const bool deque = !PyList_CheckExact(container);
+  if (callable != (deque ? to_deque : to_list) || !may_stay_unread(container)) return nullptr;
+  Known* k = find(container);
+  if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
+  if (!deque) return PyList_Append(container, item) < 0 ? nullptr : Py_NewRef(Py_None);
+  // What a full deque drops is what the real one drops.
+  if (!k->appended) k->appended = py::check(PyList_New(0));
+  return PyList_Append(k->appended.get(), item) < 0 ? nullptr
+                                                    : PyObject_CallMethodOneArg(container, names().append, item);
+}
+
+bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
+  PyObject *const real = k.real.get(), *value = nullptr;
+  SourcePtr source;
+  if (PyList_CheckExact(real)) {
+    if (what == LookUp::Presence || !PyLong_CheckExact(key)) return false;
+    int overflow = 0;
+    const long i = PyLong_AsLongAndOverflow(key, &overflow);
+    if (overflow || i < 0 || i >= PyList_GET_SIZE(real)) return false;  // the length is what tells
+    value = PyList_GET_ITEM(real, i);
+    source = child(SK::ListItem, k.source, nullptr, i);
+  } else {
+    if (!PyDict_Check(real) || !is_plain_key(*this, key)) return false;
+    Py_ssize_t at = 0;
+    PyObject *own, *v;
+    while (PyDict_Next(real, &at, &own, &v)) {
+      if (!is_plain_key(*this, own)) return false;
+      if (!value && PyObject_RichCompareBool(own, key, Py_EQ) == 1) {
+        value = v;
+        source = child(SK::DictItem, k.source, own);
+      }
+    }
+    PyErr_Clear();
+    // A defaultdict makes what is missing.
+    if (!value && what == LookUp::Item && !PyDict_CheckExact(real) && !PyODict_CheckExact(real)) return false;
+  }
+  k.looked_up = true;
+  if (value && what == LookUp::Item) {
+    if (is_constant(value) && !is_changing(value, source)) guard_constant(source, value);
+    return true;
+  }
+  guard(value ? GK::DictHas : GK::DictLacks, k.source, key);
+  return true;
+}
+
+int Machine::looks_up(PyObject* container, PyObject* key, LookUp what) {
+  Known* k = find(container);
+  if (!k || k->active || k->kind != Known::Kind::Shadow) return 0;
+  if (guard_lookup(*k, key, what)) return 1;
+  return activate(*k) ? 0 : -1;
+}
+
+PyObject* Machine::look_up_unread(PyObject* callable, PyObject* dict, PyObject* key, PyObject* other) {
+  static PyObject* const names_in_c[] = {
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "get"),
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "__contains__"),
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "__getitem__")};
+  const auto which = std::find(std::begin(names_in_c), std::end(names_in_c), callable) - std::begin(names_in_c);
+  if (which == std::ssize(names_in_c) || !PyDict_Check(dict) || (which > 0 && other)) return nullptr;
+  if (looks_up(dict, key, which == 1 ? LookUp::Presence : LookUp::Item) <= 0) return nullptr;
+  PyObject* const found = PyDict_GetItemWithError(dict, key);
+  if (which == 1) return Py_NewRef(found ? Py_True : Py_False);
+  if (found) return Py_NewRef(found);
+  if (which == 0) return Py_NewRef(other ? other : Py_None);
+  PyErr_SetObject(PyExc_KeyError, key);
+  return nullptr;
+}
+
+}  // namespace kiln::capture
