@@ -90,7 +90,8 @@ at::Tensor& masked_fill_(at::Tensor& self, const at::Tensor& mask, const V& fill
   if (!fn::isFunctionalTensor(self)) return self.masked_fill_(mask, filling);
   const at::Tensor value = value_below(self);
   const at::Tensor filled = as_it_lies(value, [&](const auto& ordered) {
-    const at::Tensor where = ordered(value_below(mask).expand(value.sizes()));
+    const at::Tensor given = value_below(mask);
+    const at::Tensor where = ordered(given.sizes() == value.sizes() ? given : given.expand(value.sizes()));
     if constexpr (std::is_same_v<V, at::Tensor>)
       return at::masked_fill(ordered(value), where, value_below(filling));
     else

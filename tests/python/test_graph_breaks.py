@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -609,3 +610,32 @@ def test_gradients_stay_with_tensors_across_a_break():
     check(f, X)
     made = kiln.compile(lambda x: [t := x.detach() * 1, setattr(t, "grad", x * 2)][0])(X)
     assert_same(made.grad, X * 2)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [iter, enumerate, lambda g: zip(g, range(9)), lambda g: map(abs, g), lambda g: itertools.chain(g, [])],
+    ids=["itself", "enumerate", "zip", "map", "chain"],
+)
+def test_a_generator_of_an_abandoned_capture_ends_unseen(wrap):
+    """The finally of a generator that is alive at a break belongs to the one that eager makes."""
+    log = []
+
+    def items(x):
+        try:
+            yield from (x, x + 1, x + 2)
+        finally:
+            log.append("end")
+
+    def f(x):
+        total = x * 0
+        print(end="")
+        for item in wrap(items(x)):
+            total = total + (item[-1] if isinstance(item, tuple) else item)
+            print(end="")
+        return total
+
+    compiled = kiln.compile(f)
+    for calls in range(1, 4):
+        assert_same(compiled(X), f(X))
+        assert log == ["end"] * 2 * calls

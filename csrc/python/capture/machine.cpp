@@ -468,10 +468,15 @@ CaptureResult Machine::run() {
                             static_cast<size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames.get());
   }
   Py_XDECREF(r);
-  // What is still held goes with the machine; it never was, so that its __del__ is not called (CPython's bit for that).
-  for (const auto& [o, made_at] : finalizable)
+  // What is still held goes with the machine; it never was, so that neither its __del__ nor a generator's finally is
+  // run (CPython's bit for that).
+  const auto never_was = [](PyObject* o) {
     if (PyObject_IS_GC(o)) reinterpret_cast<uintptr_t*>(o)[-1] |= 1;
+  };
+  for (const auto& [o, made_at] : finalizable) never_was(o);
   finalizable.clear();
+  for (const py::Ref& weak : generators)
+    if (PyObject* o = PyWeakref_GET_OBJECT(weak.get()); o != Py_None) never_was(o);
   if (!internal_error.empty()) {
     PyErr_Clear();
     throw InternalError(internal_error);

@@ -739,6 +739,7 @@ class Machine {
   std::vector<std::pair<at::Tensor, int>> leaves_made;
   std::vector<std::pair<at::Tensor, int>> retained;  // likewise, of which retain_grad() was called
   std::unordered_map<PyObject*, int> finalizable;    // alive, with the root's instruction that made it
+  std::vector<py::Ref> generators;                   // weak references to those that the captured code made
   /// Exceptions that came to a handler, with the root's instruction that raised them.
   std::unordered_map<PyObject*, int> caught;
   py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__

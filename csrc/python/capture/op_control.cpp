@@ -161,6 +161,7 @@ Flow op_return_generator(Exec& e, int) {
   e.ts->cframe->current_frame = e.frame;
   e.frame->previous = previous;
   if (!e.result) return Flow::Error;
+  e.m.generators.push_back(py::check(PyWeakref_NewRef(e.result, nullptr)));
   e.sp = e.frame->localsplus;  // the generator owns the frame's contents now
   return Flow::Leave;
 }

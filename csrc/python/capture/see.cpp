@@ -360,8 +360,7 @@ bool Machine::activate(Known& k) {
   if (k.active) return true;
   if (stays_unread(k)) return true;
   // What is in it is looked at, too, whatever it is loaded for.
-  const auto nothing = std::exchange(loading, nullptr);
-  const auto restore = c10::make_scope_exit([&] { loading = nothing; });
+  const auto go_on_loading = c10::make_scope_exit([this, by = std::exchange(loading, nullptr)] { loading = by; });
   k.active = true;
   PyObject* o = k.real.get();
   switch (k.kind) {
