@@ -199,7 +199,15 @@ def written_part(x):
     return total
 
 
-@pytest.mark.parametrize("f", [transposed_in_place, written_through_unfold, narrow_float, written_part])
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}])
+def test_an_input_that_is_reshaped_in_place_breaks_the_graph(options):
+    x, other = torch.ones(2, 3), torch.ones(2, 3)
+    compiled = kiln.compile(transposed_in_place, backend="aot_eager", **options)
+    assert_same((compiled(x), x), (transposed_in_place(other), other))
+    assert kiln.explain(transposed_in_place)(torch.ones(2, 3)).graph_break_count == 1
+
+
+@pytest.mark.parametrize("f", [written_through_unfold, narrow_float, written_part])
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}])
 def test_what_has_no_functional_form_runs_as_it_is(f, options):
     x, other = torch.ones(2, 3), torch.ones(2, 3)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+from torch.testing._internal import common_utils
 
 import kiln
 from helpers import breaks, check, graphs
@@ -728,13 +729,23 @@ def scripted_head(x: torch.Tensor, n: int) -> torch.Tensor:
     return x
 
 
-def test_scripted_functions_are_captured():
+def test_scripted_functions_are_captured(monkeypatch):
+    # PyTorch's tools for tests put a function in Python in its place.
+    monkeypatch.setattr(torch.jit.ScriptFunction, "__call__", common_utils.func_call)
+
     def f(x):
         return scripted_head(scripted_gelu(x * 2) + 1, 3)
 
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
     check(f, x)
     assert breaks(f, x) == 0
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
+def test_traced_functions_stay_what_was_traced():
+    traced = torch.jit.trace(lambda x: x * 2 if x.sum() > 0 else x - 1, torch.ones(3))
+    for x in (torch.ones(3), -torch.ones(3)):
+        check(lambda x: traced(x) + 1, x)
 
 
 def test_an_input_that_is_reshaped_in_place_breaks_the_graph_there():

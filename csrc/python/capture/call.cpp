@@ -248,13 +248,15 @@ PyObject* Machine::constant_result(PyObject* callable, PyObject* const* args, si
 }
 
 namespace {
-/// The Python function that torch.jit.script compiled, or nothing for any other object.
+/// The Python function that torch.jit.script compiled, or nothing for any other object. torch.jit.trace leaves one,
+/// too, but has run it for its examples alone; it gives no name to what it makes.
 py::Ref function_behind_script(PyObject* o) {
   static PyObject* const script = PyObject_GetAttrString(PyImport_AddModule("torch.jit"), "ScriptFunction");
-  if (reinterpret_cast<PyObject*>(Py_TYPE(o)) != script) return {};
-  py::Ref function = py::Ref::steal(PyObject_GetAttrString(o, "_torchdynamo_inline"));
-  PyErr_Clear();
-  return function && PyFunction_Check(function.get()) ? std::move(function) : py::Ref();
+  static PyObject* const behind = PyUnicode_InternFromString("_torchdynamo_inline");
+  PyObject** const dict = reinterpret_cast<PyObject*>(Py_TYPE(o)) == script ? _PyObject_GetDictPtr(o) : nullptr;
+  if (!dict || !*dict || !PyDict_Contains(*dict, names().name)) return {};
+  PyObject* const function = PyDict_GetItem(*dict, behind);
+  return function && PyFunction_Check(function) ? py::Ref::borrow(function) : py::Ref();
 }
 }  // namespace
 
