@@ -36,7 +36,6 @@ bool is_special(const at::Tensor& t) {
 
 /// `t` as the backward artifact expects it: with the strides that it was compiled for.
 at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
-  if (is_special(t)) return t;
   TORCH_CHECK(t.sizes() == c10::IntArrayRef(m.sizes), "a gradient of size ", t.sizes(), " for an output of size ",
               c10::IntArrayRef(m.sizes));
   if (t.strides() == c10::IntArrayRef(m.strides) && t.storage_offset() == 0 && !t.is_conj() && !t.is_neg()) return t;
@@ -165,22 +164,24 @@ variable_list CompiledBackward::replay(const joint::Part& part, const variable_l
   const joint::Narrowed narrowed = parts_->graph_of_backward(part);
   std::vector<at::Tensor> args;
   const auto self = getptr();
-  for (size_t i : narrowed.inputs)
-    args.push_back(i < saved.size() ? saved[i].unpack(self)
-                                    : as_tangent(grads[i - saved.size()], parts_->tangent_metas[i - saved.size()]));
+  for (size_t i : narrowed.inputs) {
+    if (i < saved.size()) {
+      args.push_back(saved[i].unpack(self));
+      continue;
+    }
+    const at::Tensor& grad = grads[i - saved.size()];
+    args.push_back(is_special(grad) ? grad : as_tangent(grad, parts_->tangent_metas[i - saved.size()]));
+  }
   return joint::replay(*narrowed.graph, at::GradMode::is_enabled())(args);
 }
 
-/// The gradients by running the program again in eager and differentiating that: with create_graph=True this makes the
-/// gradients' own graph.
+/// With create_graph=True: the gradients by running the program again in eager and differentiating that, which makes
+/// the gradients' own graph.
 variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const variable_list& grads) {
-  const bool create_graph = at::GradMode::is_enabled();
   TORCH_CHECK(parts_->eager && !inputs_.empty(),
               "this compiled function makes leaves of autograd, accumulates gradients, or changes inputs, of which "
-              "autograd sees "
-              "the change or which are too large to keep; it cannot be differentiated ",
-              create_graph ? "twice (create_graph=True)" : "in batches (is_grads_batched=True)",
-              ": call it under kiln.disable()");
+              "autograd sees the change or which are too large to keep; it cannot be differentiated twice "
+              "(create_graph=True): call it under kiln.disable()");
   const auto written = [&](size_t i) {
     return std::find(parts_->written.begin(), parts_->written.end(), i) != parts_->written.end();
   };
@@ -244,9 +245,8 @@ variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const va
   }
   for (int64_t i : parts_->grad_of)
     targets.push_back(torch::autograd::impl::gradient_edge(inputs[static_cast<size_t>(i)]));
-  variable_list primals =
-      torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
-                                                            /*accumulate_grad=*/false, targets);
+  variable_list primals = torch::autograd::Engine::get_default_engine().execute(
+      roots, seeds, /*keep_graph=*/true, /*create_graph=*/true, /*accumulate_grad=*/false, targets);
   return part.contributions ? whole : primals;
 }
 

@@ -48,7 +48,7 @@ class CompiledBackward : public torch::autograd::Node {
   torch::autograd::variable_list apply_in_eager(const joint::Part& part, const torch::autograd::variable_list& grads);
   torch::autograd::variable_list run(const joint::Part& part, torch::autograd::variable_list&& grads, bool keep_graph);
   /// The gradients by the operators of the backward graph, one by one: what is saved are fakes (compiled autograd), or
-  /// the gradients are many in one (vmap).
+  /// only operators know what is in the gradients.
   torch::autograd::variable_list replay(const joint::Part& part, const torch::autograd::variable_list& grads);
   /// The same of all that are defined.
   torch::autograd::variable_list trace(const torch::autograd::variable_list& grads);

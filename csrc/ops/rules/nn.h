@@ -49,7 +49,7 @@ template <size_t N>
 Metas upsample_backward(const OpInfo&, Args args) {
   return upsample_backward_nd(N, args);
 }
-Metas average_backward_3d(const OpInfo& info, Args args);
+Metas contiguous_pool_backward(const OpInfo& info, Args args);
 Metas contiguous_upsample_backward(const OpInfo& info, Args args);
 Metas im2col(const OpInfo& info, Args args);
 Metas col2im(const OpInfo& info, Args args);

@@ -8,8 +8,8 @@ DType stat_dtype(const TensorMeta& input, const TensorMeta* parameter) {
   return parameter ? parameter->dtype : input.dtype;
 }
 
-/// What is contiguous stays so where its strides look like channels-last too (one pixel, one channel).
-/// What lies in a format if dims of size 1 are left aside does so; ATen asks for the strides of these only otherwise.
+/// The first format that the input lies in, dims of size 1 aside: what is contiguous stays so where its strides look
+/// like channels-last too (one pixel, one channel). ATen asks for the strides of those dims only where it lies in none.
 TensorMeta batch_normed(const TensorMeta& t) {
   for (MemoryFormat f : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast, MemoryFormat::ChannelsLast3d})
     if (t.is_contiguous(f)) return formatted(t, t.sizes, f);

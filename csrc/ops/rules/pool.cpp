@@ -91,7 +91,9 @@ Metas avg_pool_nd(size_t spatial, Args args) {
   return one(formatted(t, p.sizes, spatial == 3 ? MemoryFormat::Contiguous : p.format));
 }
 
-Metas average_backward_3d(const OpInfo&, Args args) { return one(contiguous(tensor(args, 1), tensor(args, 1).sizes)); }
+Metas contiguous_pool_backward(const OpInfo&, Args args) {
+  return one(contiguous(tensor(args, 1), tensor(args, 1).sizes));
+}
 
 Metas contiguous_upsample_backward(const OpInfo&, Args args) {
   return one(contiguous(tensor(args, 0), args[2].to_ints()));

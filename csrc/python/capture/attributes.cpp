@@ -148,7 +148,7 @@ bool Machine::store_global(PyObject* globals, PyObject* name, PyObject* value) {
     if (!old) return false;
     Py_DECREF(old);
   }
-  // The warnings that wait for the end of the captured part were given before.
+  // The warnings that wait for the end of the captured part, whose callables alone are made here, were given before.
   if (says_of_warnings(globals) &&
       std::any_of(deferred.begin(), deferred.end(), [](const Deferred& call) { return call.made; })) {
     graph_break("call-that-breaks", "a change of what happens to warnings, behind one");

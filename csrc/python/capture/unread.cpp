@@ -12,7 +12,8 @@ using GK = Guard::Kind;
 
 namespace {
 
-/// A table by opcode would say less: which operand of an instruction is looked at, and how.
+/// How many objects an instruction takes from the stack and puts there. Unknown: of one that may go on elsewhere, or
+/// that changes the order of what is there.
 struct Effect {
   int pops = 0, pushes = 0;
   bool known = true;

@@ -430,8 +430,7 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
     std::vector<bool> passed(static_cast<size_t>(original_slots), false);
     for (int i = 0; i < original_slots; ++i) {
       const bool cell = py311::local_kind(original, i) & py311::KindCell;
-      const bool watched = i < static_cast<int>(exit.watched.size()) && exit.watched[i];
-      passed[i] = bound[i] && (all_live || cell || live[to][i] || watched);
+      passed[i] = bound[i] && (all_live || cell || live[to][i] || exit.watched[i]);
     }
     // A breaking instruction that stores or deletes a local changes what is bound.
     if (breaking.opcode == STORE_FAST) passed[breaking.arg] = all_live || live[to][breaking.arg];
