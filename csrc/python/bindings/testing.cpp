@@ -149,6 +149,7 @@ capture::Exit exit_at_start(PyCodeObject* code, PyObject* const* locals) {
   capture::Exit exit;
   exit.kind = capture::Exit::Kind::Break;
   exit.locals.resize(static_cast<size_t>(code->co_nlocalsplus));
+  exit.watched.resize(exit.locals.size());
   if (const frame::ResumePoint* point = frame::code_info(code)->resume.get()) {
     // Slots that are not bound were passed as None and are deleted first.
     std::vector<bool> deleted(static_cast<size_t>(code->co_nlocalsplus), false);

@@ -283,6 +283,7 @@ Continuation make_continuation(PyCodeObject* code, const capture::Exit& exit) {
   const Body root = bytecode::decode(code);
   int at = bytecode::index_at(root, exit.offset);
   KILN_CHECK(at >= 0, "a graph break names an instruction that does not exist");
+  KILN_CHECK(exit.watched.size() == exit.locals.size(), "a graph break does not say of each local what watches it");
   if (bytecode::handled_exceptions(root)[at] > 0)
     throw UnsupportedHere("a graph break while an exception is being handled (in an except or finally block)");
 
