@@ -32,10 +32,11 @@ void deny_data(const c10::Storage& storage) {
 
 at::Tensor fake_over(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                      int64_t offset, c10::Device device) {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::Meta),
-                                                    c10::scalarTypeToTypeMeta(dtype));
+  c10::DispatchKeySet keys(c10::DispatchKey::Meta);
+  if (device.is_meta()) keys = keys.add(c10::DispatchKey::Fake);  // set_fake_device does that for devices with data
+  auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(dtype));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  t.unsafeGetTensorImpl()->set_fake_device(device);
+  if (!device.is_meta()) t.unsafeGetTensorImpl()->set_fake_device(device);
   return t;
 }
 

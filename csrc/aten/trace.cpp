@@ -275,14 +275,15 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     for_each_tensor(given[i], [&](const at::Tensor& t) {
       if (t.defined() && t.has_storage()) memory.insert(t.storage().unsafeGetStorageImpl());
     });
-  bool in_parts = false;
-  {
+  const bool has_parts = composite && (info.kind == OpKind::Functional || info.kind == OpKind::View);
+  bool in_parts = has_parts && trace->on_operator;
+  if (!in_parts) {
     InsideOperator inside;
     FakeModeGuard fakes;  // factories make fakes too
     try {
       call_on_fakes(op, *stack);
     } catch (const NeedsData& e) {
-      in_parts = composite && (info.kind == OpKind::Functional || info.kind == OpKind::View);
+      in_parts = has_parts;
       if (!in_parts) fail(*trace, "operator-needs-data", e.what());
     } catch (const Unsupported& e) {
       fail(*trace, "unsupported-operator", op.operator_name().name + ": " + e.what());
@@ -331,7 +332,7 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     for (const at::Tensor& t : tensors) elements += t.defined() ? t.numel() : 0;
     if (elements <= kMaxProbedResult) refuse(call);
   }
-  call.clear();
+  if (!trace->on_operator) call.clear();
   // Forward-mode differentiation has tensors that are zero without memory; what is computed from them is known here.
   if (tensors.size() == 1 && tensors[0].defined() && tensors[0]._is_zerotensor()) {
     pin_sizes();
@@ -362,6 +363,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   node->fresh = may_return_argument && std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
                   return t.defined() && (!t.has_storage() || memory.contains(t.storage().unsafeGetStorageImpl()));
                 });
+  if (trace->on_operator)
+    trace->on_operator(*node, op, std::move(call),
+                       {stack->end() - static_cast<std::ptrdiff_t>(num_results), stack->end()});
 }
 }  // namespace
 

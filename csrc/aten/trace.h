@@ -46,6 +46,10 @@ class Trace {
   /// Called before a call is recorded: true if it put the results on the stack itself, made by calls that are recorded
   /// in its place.
   std::function<bool(const c10::OperatorHandle& op, torch::jit::Stack& stack)> replace;
+  /// Called with each recorded operator, its arguments and its results. While it is set, composites are recorded in
+  /// their parts, as code below autograd sees them.
+  std::function<void(graph::Node&, const c10::OperatorHandle& op, torch::jit::Stack args, torch::jit::Stack results)>
+      on_operator;
   /// Called after each appended node.
   std::function<void(graph::Node&)> on_node;
   /// Where the node comes from; shared by the nodes of one instruction.

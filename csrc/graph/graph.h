@@ -81,7 +81,7 @@ class Node {
   DType autocast = DType::Opaque;  // traced graphs: what the CPU's autocast casts to at the call; Opaque: it is off
   bool fresh = false;  // traced graphs: a composite operator that has returned none of its arguments, nor a view of one
   bool backward = false;    // joint graphs: made while the autograd engine ran
-  int checkpoint = 0;       // the checkpointed call that made it, counted from 1; 0: none
+  int checkpoint = 0;       // the checkpointed call that made it, counted from 1; negative: that keeps it; 0: none
   bool recomputed = false;  // joint graphs: computes again for the backward what a checkpointed call computed
   bool frozen = false;      // placeholders: a module's state; what is made of it alone may be kept between calls
   std::shared_ptr<const StackTrace> stack;

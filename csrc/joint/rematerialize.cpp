@@ -40,11 +40,13 @@ class Rematerializer {
     };
     for (const Arg& a : g_.outputs()) graph::for_each_value(a, keep);
     for (const graph::Mutation& m : g_.mutations()) keep(m.value);
-    for (const Node* n : order_) {
+    for (Node* n : order_) {
       for (const Arg& a : n->args)
         graph::for_each_value(a, [&](Value v) {
-          if (v && !n->backward && n->checkpoint != v.node->checkpoint) keep(v);
+          if (v && !n->backward && std::abs(n->checkpoint) != std::abs(v.node->checkpoint)) keep(v);
         });
+      if (n->checkpoint < 0)
+        for (uint32_t i = 0; i < n->results.size(); ++i) keep(n->out(i));
       if (!ops::lookup(n->op) || ops::is_random(n->op)) kept_.insert(n);
     }
   }

@@ -12,15 +12,41 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from kiln import _C
+
 
 def _hop_compile_and_call(fn, args, kwargs=None):
     return fn(*args, **(kwargs or {}))
 
 
 def cond(pred, true_fn, false_fn, operands=()):
-    if isinstance(pred, torch.Tensor) and pred.numel() != 1:
-        raise RuntimeError(f"Expected pred to be bool or single-element tensor, but got {pred}")
+    if isinstance(pred, torch.Tensor):
+        if pred.numel() != 1:
+            raise RuntimeError(f"Expected pred to be bool or single-element tensor, but got {pred}")
+        if _C._branch("may"):
+            return _selected(pred.detach().reshape(()).to(torch.bool), true_fn, false_fn, operands)
     return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def _selected(pred, true_fn, false_fn, operands):
+    """What both branches compute, and of that what ``pred``, a 0-dim bool, says."""
+    _C._branch("begin")
+    first = true_fn(*operands)
+    _C._branch("end", pred, True)
+    _C._branch("begin")
+    second = false_fn(*operands)
+    _C._branch("end", pred, False)
+    first, structure = pytree.tree_flatten(first)
+    second, other = pytree.tree_flatten(second)
+    chosen = []
+    for a, b in zip(first, second):
+        both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        if not both or (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
+            _C._branch("refuse", "branches of torch.cond that return tensors of different kinds, or none")
+        chosen.append(torch.where(pred, a, b))
+    if structure != other:
+        _C._branch("refuse", "branches of torch.cond that return results of different structure")
+    return pytree.tree_unflatten(chosen, structure)
 
 
 def CondOp___call__(self, pred, true_fn, false_fn, operands):
@@ -48,6 +74,20 @@ def while_loop(cond_fn, body_fn, carried_inputs):
             raise RuntimeError(f"body_fn must return a tuple or a list, as carried_inputs is, but returned {carried}")
     # The result never is what was given.
     return pytree.tree_map_only(torch.Tensor, torch.clone, carried_inputs) if carried is None else carried
+
+
+def foreach_map(op, *operands, **kwargs):
+    """`op` of each group of the lists' elements; what is no list goes to all calls."""
+    lists = [operand for operand in operands if isinstance(operand, (list, tuple))]
+    if not lists:
+        return op(*operands, **kwargs)
+    rows = range(min([len(items) for items in lists]))
+    return [op(*[o[i] if isinstance(o, (list, tuple)) else o for o in operands], **kwargs) for i in rows]
+
+
+def invoke_subgraph_placeholder(func, *args, **kwargs):
+    """A region that torch.compiler.nested_compile_region marks: equal kernels are compiled once without marks."""
+    return func(*args, **kwargs)
 
 
 def stacked_trees(trees):

@@ -25,6 +25,8 @@ from kiln._higher_order import (  # noqa: F401
     WrapActivationCheckpoint___call__,
     _hop_compile_and_call,
     cond,
+    foreach_map,
+    invoke_subgraph_placeholder,
     while_loop,
 )
 
@@ -349,29 +351,49 @@ def checkpoint(
 ):
     """torch.utils.checkpoint.checkpoint: what `function` computes is marked, and the compiler computes it again for the
     backward, random numbers aside. What eager does in another way returns NotImplemented."""
-    if use_reentrant is None or context_fn is not torch.utils.checkpoint.noop_context_fn or not preserve_rng_state:
+    if use_reentrant is None:
         return NotImplemented
     if debug or torch.utils.checkpoint._checkpoint_debug_enabled is not None:
         return NotImplemented
     differentiable = False
     for a in args:
         differentiable = differentiable or (isinstance(a, torch.Tensor) and a.requires_grad)
-    if use_reentrant and (kwargs or not differentiable):  # eager raises an error, or warns
+    selective = context_fn is not torch.utils.checkpoint.noop_context_fn
+    if use_reentrant and (kwargs or not differentiable or selective):  # eager raises an error, or warns
         return NotImplemented
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    _C._checkpoint("begin")
+    policy = None
+    if selective:
+        contexts = context_fn()
+        if not isinstance(contexts[0], torch.utils.checkpoint._CachingTorchDispatchMode):
+            _C._checkpoint("refuse", "a checkpoint with contexts of its own")
+        policy = contexts[0].policy_fn
+    _C._checkpoint("begin", policy, bool(preserve_rng_state))
     try:
         result = function(*args, **kwargs)
     finally:
         _C._checkpoint("end")
     if use_reentrant:  # one autograd.Function in eager
+        reason = "a reentrant checkpoint that returns what does not require gradients, or its input"
         for output in result if isinstance(result, tuple) else (result,):
             if isinstance(output, torch.Tensor) and _is_among(output, args):
-                _C._checkpoint("refuse")
+                _C._checkpoint("refuse", reason)
             if isinstance(output, torch.Tensor) and output.is_floating_point() and not output.requires_grad:
-                _C._checkpoint("refuse")
+                _C._checkpoint("refuse", reason)
     return result
+
+
+def checkpoint_keeps(policy, out, name, overload, args, kwargs):
+    """Whether a selective checkpoint's policy has the results of a call of an operator kept."""
+    namespace, name = name.split("::")
+    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    if operator in torch.utils.checkpoint.SAC_IGNORED_OPS:
+        return False
+    context = torch.utils.checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=out)
+    answer = policy(context, operator, *args, **kwargs)
+    policies = torch.utils.checkpoint.CheckpointPolicy
+    return answer if isinstance(answer, bool) else answer in (policies.MUST_SAVE, policies.PREFER_SAVE)
 
 
 def TransformerEncoder_forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):

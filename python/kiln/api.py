@@ -150,7 +150,7 @@ def compile_callable(
         )
         return f
     target = f = original(f)
-    if not is_python(f):
+    if not is_python(f) or getattr(f, "__func__", None) is torch.autograd.Function.apply.__func__:
         target = adapt(f)
     entry = _C.compile(
         target,

@@ -1,12 +1,19 @@
 """torch.utils.checkpoint inside compiled functions."""
 
+import functools
 import warnings
+from collections import defaultdict
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 import kiln
 from helpers import breaks, check, training_step
@@ -331,3 +338,95 @@ def test_operands_of_products_are_computed_again_in_whole_steps(dtype):
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     assert_same(expected, train(make, step_of, True), rtol=tolerance, atol=tolerance)
     assert torch.equal(x, changed)
+
+
+def saving(*saved):
+    def policy(ctx, op, *args, **kwargs):
+        assert not ctx.is_recompute and ctx.op_output is not None
+        return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def every_second_product():
+    """Contexts whose policy counts."""
+    counts = defaultdict(int)
+
+    def policy(ctx, op, *args, **kwargs):
+        if op == torch.ops.aten.addmm.default:
+            assert args[1].shape == (4, 6 if counts["addmm"] % 2 == 0 else 12)
+            counts["addmm"] += 1
+        return op == torch.ops.aten.addmm.default and counts["addmm"] % 2 == 1
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+ADDMM, GELU = torch.ops.aten.addmm.default, torch.ops.aten.gelu.default
+SELECTIONS = {
+    "a policy": (functools.partial(create_selective_checkpoint_contexts, saving(ADDMM)), 0, 1),
+    "a list": (functools.partial(create_selective_checkpoint_contexts, [GELU]), 2, 0),
+    "both": (functools.partial(create_selective_checkpoint_contexts, saving(ADDMM, GELU)), 0, 0),
+    "nothing": (functools.partial(create_selective_checkpoint_contexts, saving()), 2, 1),
+    "every second product": (every_second_product, 1, 1),
+}
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_policy_says_what_is_kept(selection, whole, capfd):
+    context_fn, products, gelus = SELECTIONS[selection]
+    net = block(p=0.3)
+
+    def f(x):
+        y = checkpoint(net, x, use_reentrant=False, context_fn=context_fn).square().sum()
+        return torch.autograd.grad(y, (x, *net.parameters())) if whole else y
+
+    x = X.clone().requires_grad_()
+    check(f, x, fullgraph=True, rtol=1e-5, atol=1e-5)
+    kiln.reset()
+    kiln.set_logs("aot")
+    kiln.compile(f)(x.clone().detach().requires_grad_())
+    kiln.set_logs("")
+    text = capfd.readouterr().err
+    joint = text[text.index("graph joint {") :]
+    joint = joint[: joint.index("\n}\n")]
+    again = [line for line in joint.splitlines() if "recomputed" in line]
+    assert sum("aten::addmm(" in line for line in again) == products
+    assert sum("aten::gelu(" in line for line in again) == gelus
+
+
+def test_a_policy_with_side_effects_is_asked_as_in_eager():
+    def run(compiled):
+        asked = []
+
+        def policy(ctx, op, *args, **kwargs):
+            asked.append(op)
+            return CheckpointPolicy.PREFER_SAVE if op == ADDMM else CheckpointPolicy.MUST_RECOMPUTE
+
+        net = block(p=0.3)
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+
+        def f(x):
+            return checkpoint(net, x, use_reentrant=False, context_fn=contexts).square().sum()
+
+        torch.manual_seed(0)
+        (kiln.compile(f) if compiled else f)(X.clone().requires_grad_()).backward()
+        return asked, [p.grad for p in net.parameters()]
+
+    assert_same(run(False), run(True), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_random_numbers_that_are_not_preserved(dropout):
+    """The backward draws other ones, so a call that draws breaks the graph."""
+    net = block(p=0.4)
+    net[2].p = dropout
+    if not dropout:
+        net[2] = nn.Identity()
+
+    def f(x):
+        return checkpoint(net, x, use_reentrant=False, preserve_rng_state=False).sin()
+
+    x = X.clone().requires_grad_()
+    assert breaks(f, x) == (1 if dropout else 0)
+    check(f, x, rtol=1e-5, atol=1e-5)

@@ -666,3 +666,12 @@ def test_gradients_that_are_not_materialized():
         y.backward()
         found.append((y.detach(), count, x.grad))
     assert_same(*found)
+
+
+def test_apply_is_compiled_itself():
+    compiled = kiln.compile(Square.apply, fullgraph=True)
+    for x in (torch.arange(3.0), torch.ones(2, 2)):
+        given, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+        compiled(given).sum().backward()
+        Square.apply(expected).sum().backward()
+        assert_same(given.grad, expected.grad)

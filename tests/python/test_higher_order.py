@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch._higher_order_ops import associative_scan, scan
 from torch._higher_order_ops import map as map_rows
+from torch._higher_order_ops.foreach_map import foreach_map
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 import kiln
-from helpers import check, graphs
+from helpers import breaks, check, graphs
 from kiln.testing import assert_same
 
 X = torch.linspace(-1, 2, 20).reshape(5, 4)
@@ -63,6 +64,123 @@ def test_cond_in_a_layer_below_a_break():
     with torch.no_grad():
         for x in (X, -X, X - 0.4):
             assert_same(kiln.compile(net)(x), net(x))
+
+
+class Branching(torch.nn.Module):
+    def __init__(self, kind="layers"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.a, self.b = kind, torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        first, second = self.branches()
+        return torch.cond(x.sum() > 0, first, second, (x,)) * 2
+
+    def branches(self):
+        if self.kind == "layers":
+            return lambda x: self.a(x).relu(), lambda x: self.b(x).tanh()
+        if self.kind == "one layer":
+            return lambda x: self.a(x), lambda x: x.clone()
+        if self.kind == "infinite derivatives":  # where x.sum() is not positive
+            return lambda x: (x - x.detach()).sqrt() * self.a.weight[0], lambda x: x * self.b.weight[0]
+        inner = torch.cond, lambda x: x.sin() * self.a.bias, lambda x: self.b(x)
+        return lambda x: inner[0](x[0, 0] > 0, inner[1], inner[2], (x,)), lambda x: x.exp() * self.b.bias
+
+
+@pytest.mark.parametrize("kind", ["layers", "one layer", "infinite derivatives", "nested"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_gradients_of_both_branches(kind, dynamic):
+    """PyTorch gives what the branch that was not taken reads gradients of zero, not none."""
+    net = Branching(kind)
+    compiled = kiln.compile(net, fullgraph=True, dynamic=dynamic)
+    for x in (X, -X, X[:3] - 0.1, -X[:3]):
+        if kind == "infinite derivatives" and x.sum() > 0:
+            continue
+        results = []
+        for call in (net, compiled):
+            net.zero_grad()
+            given = x.clone().requires_grad_()
+            out = call(given)
+            out.square().sum().backward()
+            results.append((out, [t.grad for t in (given, *net.parameters())]))
+        assert_same(results[0], results[1], rtol=1e-5, atol=1e-5)
+        assert all(g is not None and g.isfinite().all() for g in results[1][1][:1])
+
+
+def test_a_whole_step_through_cond():
+    results = []
+    for compile in (lambda f: f, lambda f: kiln.compile(f, fullgraph=True)):
+        net = Branching()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+        def step(x, net=net, opt=opt):
+            loss = net(x).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            return loss.detach()
+
+        step = compile(step)
+        results.append(([step(x) for x in (X, -X, X, X, -X)], list(net.parameters())))
+    assert_same(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+def test_an_expensive_branch_is_left_out_without_gradients():
+    net, x = Branching(), X
+    with torch.no_grad():
+        assert breaks(net, x) == 1
+        for given in (x, -x, x):
+            assert_same(kiln.compile(net)(given), net(given))
+            check(net, given, fullgraph=True, rtol=1e-5, atol=1e-5)
+        assert breaks(Branching("cheap"), x) == 1  # the inner one has a layer
+        assert breaks(lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x + 1, (x,)), x) == 0
+
+
+def test_branches_with_effects_are_run_one_by_one():
+    def draws(x):
+        return torch.cond(x.sum() > 0, lambda x: x + torch.rand(4), lambda x: x * 1, (x,)) + torch.rand(4)
+
+    assert breaks(draws, X) == 1
+    for x in (X, -X):
+        torch.manual_seed(1)
+        expected = x * 1 if x.sum() <= 0 else x + torch.rand(4)
+        expected = expected + torch.rand(4)
+        torch.manual_seed(1)
+        assert_same(kiln.compile(draws)(x), expected)
+
+
+def test_results_of_cond_that_differ():
+    def f(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x[:1].clone(), (x,))
+
+    with pytest.raises(kiln.exc.GraphBreakError, match="branch on the value of a tensor"):
+        kiln.compile(f, fullgraph=True)(X)
+
+
+@pytest.mark.parametrize("lists", [2, 1, 0])
+def test_foreach_map(lists):
+    def f(xs, ys):
+        given = {2: (xs, ys), 1: (xs, 2.0), 0: (xs[0], ys[0])}[lists]
+        return foreach_map(torch.add, *given)
+
+    xs, ys = [X, X[0]], (X * 2, X[1])
+    expected = {2: [X * 3, X[0] + X[1]], 1: [X + 2, X[0] + 2], 0: X * 3}[lists]
+    assert_same(kiln.compile(f, fullgraph=True)(xs, ys), expected)
+
+
+def test_regions_are_captured_with_what_is_around_them():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x):
+            return self.linear(x).relu()
+
+    net = torch.nn.Sequential(Layer(), Layer())
+    assert graphs(net, X) == 1
+    check(net, X, fullgraph=True, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])

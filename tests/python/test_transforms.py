@@ -1,6 +1,7 @@
 """torch.func inside compiled functions: vmap, grad, vjp, jvp and what is built of them; and compiled functions inside
 transforms."""
 
+import copy
 import subprocess
 import sys
 
@@ -123,6 +124,20 @@ def test_per_sample_gradients_of_images():
 @pytest.mark.parametrize("randomness", ["same", "different"])
 def test_random_numbers(randomness):
     check(lambda x: vmap(lambda r: F.dropout(r + torch.rand(3)), randomness=randomness)(x), X, fullgraph=True)
+
+
+def test_the_module_of_an_ensemble_may_be_without_data():
+    base = copy.deepcopy(NET).to("meta")
+
+    def f(parameters, x):
+        assert base[0].weight.is_meta and base[0].weight.device.type == "meta"
+        return vmap(lambda p: functional_call(base, p, (x,)))(parameters) * base[0].weight.shape[0]
+
+    parameters = {name: p.detach() for name, p in ENSEMBLE.items()}
+    check(f, parameters, X, fullgraph=True)
+    for g in (lambda x: base(x), kiln.compile(lambda x: base(x))):
+        with pytest.raises(RuntimeError, match="Tensor on device meta is not on the expected device cpu"):
+            g(X)
 
 
 def test_an_ensemble_is_trained():

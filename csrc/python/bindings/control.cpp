@@ -19,8 +19,10 @@ KILN_BINDINGS(control) {
     tensor.attr("__class__") = cls;
     return tensor;
   });
-  m.def("_checkpoint",
-        [](const std::string&) { throw UserError("a step of a captured checkpoint outside of a capture"); });
+  m.def("_checkpoint", [](const std::string&, const pybind11::args&) {
+    throw UserError("a step of a captured checkpoint outside of a capture");
+  });
+  m.def("_branch", [](const std::string&, const pybind11::args&) { return false; });
   m.def("_inference_mode", [](bool) { return false; });
   m.def("_custom_function", [](const std::string&, const pybind11::args&) {
     throw UserError("a step of a captured torch.autograd.Function outside of a capture");

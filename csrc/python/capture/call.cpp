@@ -192,6 +192,7 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
     return break_at_class(r);
   }
   if (r && py::is_tensor(r)) note_class(r);
+  if (r && !checkpoint.undecided.empty() && !decide_kept()) Py_CLEAR(r);
   if (r && n > 0 && trace.num_nodes != before && reshapes_input(args[0])) {
     Py_DECREF(r);
     return graph_break("call-that-breaks",
@@ -559,7 +560,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Iter:
     case Policy::Next: {
       if (policy != Policy::Iter && bound && refuses_iterator(self)) return nullptr;
-      if (refuses_arguments(args, nargsf, kwnames, policy != Policy::Iter)) return nullptr;
+      // That of a C function is its address, and nothing is called.
+      const bool hashes = count == 1 && PyCFunction_Check(arg(0)) && is_named(callable, "hash");
+      if (hashes) guard_identity(arg(0));
+      if (!hashes && refuses_arguments(args, nargsf, kwnames, policy != Policy::Iter)) return nullptr;
       c10::SmallVector<PyObject*, 8> all(count);
       for (size_t i = 0; i < count; ++i) all[i] = arg(i);
       if (PyObject* reduced = reduce_existing(callable, all.data(), count)) return reduced;
@@ -704,6 +708,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return custom_function_step(args, n);
     case Policy::GradientHook:
       return gradient_hook_step(args, n);
+    case Policy::Branch:
+      return branch_step(args, n);
     case Policy::Checkpoint:
       return checkpoint_step(args, n);
     case Policy::InferenceMode:

@@ -41,6 +41,7 @@ enum class Policy : unsigned char {
   RunBackward,
   CustomFunction,
   GradientHook,
+  Branch,
   Checkpoint,
   InferenceMode,
   Number,

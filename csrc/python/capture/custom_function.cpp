@@ -1,7 +1,6 @@
 // torch.autograd.Function: its forward is interpreted where it is called; its backward right after it, for gradients
 // that are stand-ins, so that both are part of the graph. kiln::custom_function (joint.h) tells the joint trace which
 // nodes are the backward's, and autograd there runs them when their gradients are there.
-// And torch.utils.checkpoint: joint/rematerialize.cpp computes again what a checkpointed call has recorded.
 #include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -172,24 +171,6 @@ const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
     if (writes_to(*n, is_foreign)) return "changes a tensor in place that it did not make";
   }
   return has_effects_since(m) ? "has side effects" : nullptr;
-}
-
-PyObject* Machine::checkpoint_step(PyObject* const* args, size_t n) {
-  KILN_CHECK(n == 1 && PyUnicode_Check(args[0]), "kiln._C._checkpoint takes what to do");
-  const bool begins = PyUnicode_CompareWithASCIIString(args[0], "begin") == 0;
-  // A custom backend sees no marks.
-  if (PyUnicode_CompareWithASCIIString(args[0], "refuse") == 0)
-    return graph_break("checkpoint",
-                       "a reentrant checkpoint that returns what does not require gradients, or its input");
-  if (options.for_fx) return graph_break("checkpoint", "a checkpointed call in a graph for a custom backend");
-  if (begins && checkpoint.depth++ == 0) {
-    ++checkpoint.number;
-    checkpoint.beginning = now();
-  } else if (!begins && --checkpoint.depth == 0) {
-    if (const char* why = refusal_since(checkpoint.beginning, /*checkpointed=*/true))
-      return graph_break("checkpoint", std::string("a checkpointed call that ") + why);
-  }
-  Py_RETURN_NONE;
 }
 
 bool Machine::has_effects_since(const Moment& f) {

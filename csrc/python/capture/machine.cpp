@@ -573,6 +573,11 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
       options.texts = false;
       continue;
     }
+    if (!m.branches.empty()) {  // it ended inside of one
+      log_artifact(Topic::graph_breaks, "torch.cond", "one branch is run: " + m.reason.cause + "\n" + m.reason.stack);
+      options.both_branches = false;
+      continue;
+    }
     if (m.assertions_refused) {
       options.assertions_in_graph = false;
       continue;

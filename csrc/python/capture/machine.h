@@ -562,8 +562,15 @@ class Machine {
   at::Tensor run_gradient_hook(size_t at, const at::Tensor& grad);
   /// Which instruction registered a hook that a backward of `result` would be the first to run; -1 if there is none.
   int hook_behind(const at::Tensor& result) const;
+  /// Beginning and end of one of torch.cond's branches, both of which are computed.
+  PyObject* branch_step(PyObject* const* args, size_t n);
+  PyObject* end_branch(const at::Tensor& pred, bool taken_if);
   /// Beginning and end of a checkpointed call, whose nodes are marked (Node::checkpoint).
   PyObject* checkpoint_step(PyObject* const* args, size_t n);
+  PyObject* begin_checkpoint(PyObject* policy, bool same_numbers);
+  PyObject* end_checkpoint();
+  /// Asks the checkpointed call's policy about what was recorded since it was last asked. False with an error set.
+  bool decide_kept();
   PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs, bool materialize);
   PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);
@@ -757,9 +764,17 @@ class Machine {
   CustomFunction custom_function;
   /// The checkpointed call that is being interpreted, the outermost one.
   struct Checkpoint {
+    struct Operator {
+      graph::Node* node;
+      const c10::FunctionSchema* schema;
+      torch::jit::Stack args, results;
+    };
     int depth = 0;  // of calls within calls
     int number = 0;
     Moment beginning;
+    bool same_numbers = true;         // whether the backward's copies are to have the forward's random numbers
+    py::Ref policy;                   // says of each operator whether its results are kept; null: none are
+    std::vector<Operator> undecided;  // that it was not asked about yet
   };
   Checkpoint checkpoint;
   /// What the program has changed so far, of what existed before it: equal lists say that nothing was added.
@@ -770,7 +785,8 @@ class Machine {
   /// Why what was recorded since then cannot be run at another time, or, if it is `checkpointed`, once more; null if it
   /// can.
   const char* refusal_since(const Moment& m, bool checkpointed);
-  int autocast_nesting = 0;  // autocast blocks that the captured part entered, less those it left
+  std::vector<Moment> branches;  // of torch.cond that are being interpreted, by where they begin
+  int autocast_nesting = 0;      // autocast blocks that the captured part entered, less those it left
   struct Grad {
     bool looked = false;
     py::Ref initial;  // stand-in of the .grad that the tensor came with; null for None

@@ -54,6 +54,7 @@ graph::Value Machine::input_value(const at::Tensor& t) {
     PyErr_Clear();
     return {};
   }
+  if (t.is_meta()) return {};  // a module without data, which torch.func.functional_call gives parameters
   activate(*k);
   const std::string name = input_name(k->source->text());
   graph::Node* node = trace.graph().add_input(name, aten::meta_of(t));

@@ -61,7 +61,7 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     PyObject* closure = frame->f_func->func_closure;
     for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i) {
       const char* name = py311::local_name(code, code->co_nlocalsplus - code->co_nfreevars + static_cast<int>(i));
-      for (const char* wrapped : {"fn", "func", "init", "setstate"})
+      for (const char* wrapped : {"fn", "func", "init", "setstate", "traceable_fn"})
         if (strcmp(name, wrapped) == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
     }
     if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
@@ -123,11 +123,11 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
   if (file.find("/torch/_dynamo/") != std::string::npos) {
     const bool polyfilled = name == "TransformGetItemToIndex.__torch_function__" || name == "OptimizedModule.__call__";
     kind = polyfilled ? PeerCode::Polyfill : PeerCode::Other;
-    // What it was to compile is captured with what is around it. The last two tag modules for that compiler's own use.
+    // What it was to compile is captured with what is around it. Two tag modules for that compiler's own use.
     for (const char* wrapper :
          {"DisableContext.__call__.<locals>._fn", "_TorchDynamoContext.__call__.<locals>.compile_wrapper",
           "install_generation_tagging_init.<locals>.patched_init",
-          "install_generation_tagging_init.<locals>.patched_setstate"})
+          "install_generation_tagging_init.<locals>.patched_setstate", "nonstrict_trace.<locals>.wrapped"})
       if (name == wrapper) kind = PeerCode::Wrapper;
     if (name == "OptimizedModule.__getattr__") kind = PeerCode::None;
     for (const char* marker :
