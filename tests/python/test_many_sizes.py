@@ -179,3 +179,45 @@ def test_codes_are_shared():
     assert not generates_code(4, 184)
     with kiln.config.patch(disable_passes="codegen.reuse"):
         assert generates_code(5, 152)
+
+
+def test_what_a_step_calls_is_compiled_where_its_own_sizes_stay_new(capfd):
+    """Several sequences in each step: their lengths are few, and hardly ever come together again."""
+
+    class Reader(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = torch.nn.RNN(8, 32), torch.nn.Linear(32, 5)
+
+        def forward(self, x):
+            return F.log_softmax(self.head(self.rnn(x)[1][0]), dim=1)
+
+    def train(compile, steps):
+        torch.manual_seed(0)
+        net = Reader()
+        opt = torch.optim.SGD(net.parameters(), lr=0.01)
+
+        def step(batch):
+            loss = sum(F.nll_loss(net(x), y) for x, y in batch)
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            return loss.detach()
+
+        step = compile(step)
+        losses, lengths = [], torch.randint(2, 9, (steps, 6)).tolist()
+        for i, row in enumerate(lengths):
+            losses.append(step([(torch.randn(n, 1, 8), torch.tensor([n % 5])) for n in row]))
+            if i % 50 == 0 and "with what it calls compiled" in (text := capfd.readouterr().err):
+                told.append(text)
+        return losses, list(net.parameters())
+
+    told = []
+    with kiln.config.patch(recompile_limit=8):
+        kiln.set_logs("recompiles")
+        try:
+            actual = train(kiln.compile, 500)
+        finally:
+            kiln.set_logs("")
+    assert told
+    assert_same(actual, train(lambda f: f, 500), rtol=1e-3, atol=1e-4)

@@ -60,17 +60,25 @@ py::Ref function_for(const Target& t, PyObject* code) {
 /// long; may be empty.
 struct RunAgain {
   std::function<void(double seconds)> took = nullptr;
+  bool in_parts = false;  // what the call calls is compiled, which does not count
 };
 
-/// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it.
+/// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it, or
+/// what it calls alone.
 PyObject* call_plainly(const Target& t, const guards::Call& call, const RunAgain& again) {
   const py::Ref function = function_for(t, reinterpret_cast<PyObject*>(t.code));
   const py::BoundArguments given(t.code, call.locals);
   Mode& m = mode();
-  Scoped<int> off(m.disabled, m.disabled + 1);
+  std::optional<HookScope> hook;
+  if (again.in_parts) hook.emplace();
+  Scoped<ConfigPtr> active(m.config, again.in_parts ? t.config : m.config);
+  Scoped<PyCodeObject*> plain(m.plain, again.in_parts ? t.code : m.plain);
+  Scoped<int> off(m.disabled, m.disabled + (again.in_parts ? 0 : 1));
+  const double compiles = m.compile_seconds;
   const auto start = std::chrono::steady_clock::now();
   PyObject* result = PyObject_Call(function.get(), given.args.get(), given.kwargs.get());
-  if (again.took && result) again.took(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (again.took && result) again.took(seconds - (m.compile_seconds - compiles));
   return result;
 }
 
@@ -114,8 +122,10 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
     if (holds(entry.eager_condition, values)) throw RunAgain{};
     const std::vector<int64_t> ints = ints_of(entry, values);
-    if (entry.sizes)
+    if (entry.sizes) {
       if (auto took = entry.sizes->waits(inputs, ints)) throw RunAgain{std::move(took)};
+      if (auto took = entry.sizes->runs_in_parts(inputs, ints)) throw RunAgain{std::move(took), /*in_parts=*/true};
+    }
     if (!entry.has_assertions) entry.leave->drop_gradients(values + entry.first_source());
     owned.clear();
     std::optional<runtime::GeneratorState> generator;
@@ -310,6 +320,10 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
   Mode& m = mode();
   if (!m.config || m.disabled) return run_plainly(tstate, frame, throw_flag);
   PyCodeObject* code = frame->f_code;
+  if (m.plain == code && starts_here(frame)) {
+    m.plain = nullptr;
+    return run_plainly(tstate, frame, throw_flag);
+  }
   try {
     if (const Target* wanted = pending().target; wanted && wanted->code == code && starts_here(frame)) {
       pending().target = nullptr;

@@ -20,6 +20,8 @@ using Clock = std::chrono::steady_clock;
 namespace {
 /// Combinations of sizes that are remembered.
 constexpr size_t kMostVariants = 4096;
+/// Calls of one way to run new sizes before it is judged. What a trial compiles takes its first ones.
+constexpr int64_t kTrials = 32;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 }  // namespace
@@ -50,13 +52,17 @@ std::shared_ptr<SizedEntry::Variant> SizedEntry::find(const Ints& ints, Get&& ge
       const auto made = it->second = last_ = std::make_shared<Variant>();
       std::vector<at::Tensor> tensors;
       for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(get(i));
-      made->fits = program_->may_fit(tensors, ints) &&
-                   (asks_ == Asks::Inputs || !program_->asks_inside() || program_->fits(tensors, ints));
+      made->asked = !prefers_parts();  // eager needs no answer
+      made->fits = program_->may_fit(tensors, ints) && (!made->asked || fits_inside(tensors, ints));
       return made;
     }
   }
   last_->used = calls_;
   return last_;
+}
+
+bool SizedEntry::fits_inside(const std::vector<at::Tensor>& inputs, const Ints& ints) const {
+  return asks_ == Asks::Inputs || !program_->asks_inside() || program_->fits(inputs, ints);
 }
 
 bool SizedEntry::fits(PyObject* const* inputs, const Ints& ints) {
@@ -141,6 +147,33 @@ std::function<void(double)> SizedEntry::waits(const std::vector<at::Tensor>& inp
   };
 }
 
+void SizedEntry::Way::add(double s) {
+  constexpr double kLately = 8;
+  recent = calls == 0 ? s : recent + (s - recent) / kLately;
+  seconds += s;
+  ++calls;
+}
+
+bool SizedEntry::prefers_parts() const {
+  return in_parts_->calls >= kTrials && in_parts_->recent < 0.9 * by_operator_.recent;
+}
+
+std::function<void(double)> SizedEntry::runs_in_parts(const std::vector<at::Tensor>& inputs, const Ints& ints) {
+  if (config_->fullgraph || mode().run_only || by_operator_.calls < kTrials || by_operator_.seconds < compile_seconds_)
+    return nullptr;
+  if (in_parts_->calls >= kTrials && !prefers_parts()) return nullptr;
+  const std::shared_ptr<Variant> v = find(ints, [&](size_t i) { return inputs[i]; });
+  if (v->graph || pays(*v)) return nullptr;
+  return [v, parts = in_parts_](double seconds) {
+    v->seconds += seconds;
+    ++v->calls;
+    parts->add(seconds);
+    if (parts->calls == kTrials)
+      log_artifact(Topic::recompiles, "new sizes",
+                   "the call in eager, with what it calls compiled, takes " + std::to_string(parts->recent) + " s");
+  };
+}
+
 std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes) {
   const std::shared_ptr<Variant> v = find(ints, [&](size_t i) { return inputs[i]; });
   try {
@@ -150,14 +183,17 @@ std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const In
       pybind11::gil_scoped_release no_gil;
       return graph->call(std::move(inputs));
     }
+    if (!std::exchange(v->asked, true) && !fits_inside(inputs, ints)) throw runtime::SizesDiffer();
     const auto start = Clock::now();
     std::vector<at::Tensor> outputs;
     {
       pybind11::gil_scoped_release no_gil;
       outputs = program_->run(std::move(inputs), ints, sizes);
     }
-    v->seconds += since(start);
+    const double seconds = since(start);
+    v->seconds += seconds;
     ++v->calls;
+    by_operator_.add(seconds);
     return outputs;
   } catch (const runtime::SizesDiffer&) {
     v->fits = false;

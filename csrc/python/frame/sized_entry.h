@@ -15,8 +15,10 @@ namespace kiln::frame {
 
 /// What one captured graph whose sizes are left open has for each combination of sizes that came up. New ones run
 /// operator by operator, without Python. Those that come again are compiled: at once as long as few are
-/// (recompile_limit), then once they have spent the time of a compile, for which see LateSizes. Programs that must be
-/// compiled to run (SizedProgram::runs) are, at once, as long as few are, and run in eager otherwise. Needs the GIL.
+/// (recompile_limit), then once they have spent the time of a compile, for which see LateSizes. Where new ones keep
+/// coming, the functions that the program calls may see fewer: it is tried whether compiling these is faster. Programs
+/// that must be compiled to run (SizedProgram::runs) are, at once, as long as few are, and run in eager otherwise.
+/// Needs the GIL.
 class SizedEntry {
  public:
   /// What is asked before the graph runs: the conditions on its inputs, with others left to the run; or all of them.
@@ -37,6 +39,9 @@ class SizedEntry {
   /// For a program that must be compiled to run: null if it is, for these sizes, or has been made so by this call. Else
   /// the call is eager's, and what is returned is to be told the seconds that it took.
   std::function<void(double seconds)> waits(const std::vector<at::Tensor>& inputs, const Ints& ints);
+  /// For sizes that are not compiled: whether the call is eager's, with what it calls compiled, since that is faster
+  /// than operator by operator, or is to be tried. What is returned is told the seconds that it took; else null.
+  std::function<void(double seconds)> runs_in_parts(const std::vector<at::Tensor>& inputs, const Ints& ints);
   /// Runs what there is for the sizes of `inputs`; `sizes`: gets those that the program delivers. Throws SizesDiffer,
   /// with nothing changed, if the program goes another way for them after all; fits() knows then.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const Ints& ints, Ints* sizes);
@@ -50,11 +55,18 @@ class SizedEntry {
     std::shared_ptr<runtime::CompiledFunction> graph;  // null: not compiled
     Ints sizes;                                        // that are delivered, once known
     bool fits = true;                                  // false: the program goes another way for these sizes
+    bool asked = true;                                 // false: what Asks::All asks was put off
     bool refused = false;                              // compiling failed; not tried again
     int64_t failures = 0;                              // of calls that were not compiled
     int64_t calls = 0;                                 // that were not compiled, and
     double seconds = 0;                                // what they took
     uint64_t used = 0;
+  };
+  /// What calls took that ran in one way.
+  struct Way {
+    int64_t calls = 0;
+    double seconds = 0, recent = 0;  // of all calls; of one, lately
+    void add(double s);
   };
   using Key = std::vector<int64_t>;
   struct Hash {
@@ -63,6 +75,9 @@ class SizedEntry {
   /// The variant of the inputs that `get` gives by position.
   template <class Get>
   std::shared_ptr<Variant> find(const Ints& ints, Get&& get);
+  bool fits_inside(const std::vector<at::Tensor>& inputs, const Ints& ints) const;
+  /// Whether trials have shown that runs_in_parts is the faster way.
+  bool prefers_parts() const;
   /// Whether `v`, of a call at hand, is to be compiled.
   bool pays(const Variant& v) const;
   void compile(Variant& v, const std::vector<at::Tensor>& inputs, const Ints& ints);
@@ -77,6 +92,8 @@ class SizedEntry {
   uint64_t calls_ = 0;
   size_t num_compiled_ = 0;
   double compile_seconds_ = 0;
+  Way by_operator_;
+  std::shared_ptr<Way> in_parts_ = std::make_shared<Way>();
 };
 
 }  // namespace kiln::frame
