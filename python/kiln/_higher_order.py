@@ -36,17 +36,20 @@ def _selected(pred, true_fn, false_fn, operands):
     _C._branch("begin")
     second = false_fn(*operands)
     _C._branch("end", pred, False)
+    if isinstance(first, torch.Tensor):
+        return _chosen(pred, first, second)
     first, structure = pytree.tree_flatten(first)
     second, other = pytree.tree_flatten(second)
-    chosen = []
-    for a, b in zip(first, second):
-        both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-        if not both or (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
-            _C._branch("refuse", "branches of torch.cond that return tensors of different kinds, or none")
-        chosen.append(torch.where(pred, a, b))
     if structure != other:
         _C._branch("refuse", "branches of torch.cond that return results of different structure")
-    return pytree.tree_unflatten(chosen, structure)
+    return pytree.tree_unflatten([_chosen(pred, a, b) for a, b in zip(first, second)], structure)
+
+
+def _chosen(pred, a, b):
+    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if not both or a.shape != b.shape or not _C._branch("alike", a, b):
+        _C._branch("refuse", "branches of torch.cond that return tensors of different kinds, or none")
+    return torch.where(pred, a, b)
 
 
 def CondOp___call__(self, pred, true_fn, false_fn, operands):

@@ -1,8 +1,11 @@
 """What a compiled entry assumed is checked at each call: a change gives another entry or the right answer, never the old."""
 
 import collections
+import gc
 import inspect
 import types
+import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -557,3 +560,48 @@ def test_builtins_and_methods_of_tensors_that_are_replaced(monkeypatch):
         assert_same(compiled(x), f(x))
         assert compiled(x)[0] == 30
     assert_same(compiled(x), f(x))
+
+
+def test_entries_of_a_model_that_is_gone_go_with_it():
+    """A search over settings makes a model, an optimizer and a step for each trial, from one code."""
+
+    def trial():
+        net = torch.nn.Linear(6, 3)
+        opt = torch.optim.Adam(net.parameters())
+
+        @kiln.compile
+        def step(x):
+            loss = net(x).square().sum()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            return loss.detach()
+
+        for _ in range(2):
+            step(torch.ones(2, 6))
+        return weakref.ref(net), weakref.ref(net.weight)
+
+    with kiln.config.patch(recompile_limit=2), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = [trial() for _ in range(20)]
+    gc.collect()
+    # The last one's entries go with the next compile.
+    assert not any(ref() is not None for refs in kept[:-1] for ref in refs)
+
+
+def test_models_that_take_turns_in_one_step_do_not_use_up_the_limit():
+    @kiln.compile
+    def step(net, opt, x):
+        loss = net(x).square().sum()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    with kiln.config.patch(recompile_limit=4), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(10):
+            net = torch.nn.Linear(6, 3)
+            opt = torch.optim.Adam(net.parameters())
+            for _ in range(2):
+                step(net, opt, torch.ones(2, 6))

@@ -49,6 +49,10 @@ PyObject* Machine::branch_step(PyObject* const* args, size_t n) {
     branches.push_back(now());
     Py_RETURN_NONE;
   }
+  if (step == "alike" && n == 3) {  // that they are of equal sizes was asked already
+    const at::Tensor &a = THPVariable_Unpack(args[1]), &b = THPVariable_Unpack(args[2]);
+    return PyBool_FromLong(a.scalar_type() == b.scalar_type() && a.strides() == b.strides());
+  }
   if (step == "refuse" && n == 2) {
     branches.push_back(now());
     return graph_break("data-dependent-branch", PyUnicode_AsUTF8(args[1]));

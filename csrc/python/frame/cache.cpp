@@ -48,6 +48,25 @@ void CodeCache::clear() {
   late_sizes = {};
 }
 
+void CodeCache::drop_unreachable() {
+  std::unordered_map<PyObject*, Py_ssize_t> held;
+  const auto compared = [](const EntryPtr& e, auto&& see) {
+    for (const guards::Guard& g : e->tree.guards())
+      if (g.kind == guards::Guard::Kind::Is) see(g.object.get());
+  };
+  for (const EntryPtr& e : entries) compared(e, [&](PyObject* o) { ++held[o]; });
+  std::vector<EntryPtr> gone;  // freeing entries can run destructors that free or add caches
+  std::erase_if(entries, [&](EntryPtr& e) {
+    bool reachable = true;
+    compared(e, [&](PyObject* o) { reachable &= Py_REFCNT(o) > held[o]; });
+    if (reachable) return false;
+    if (const auto owner = owners.find(e->owner); owner != owners.end()) --owner->second.compiles;
+    --compiles;
+    gone.push_back(std::move(e));
+    return true;
+  });
+}
+
 CodeInfo::CodeInfo() { all_infos().insert(this); }
 CodeInfo::~CodeInfo() { all_infos().erase(this); }
 
@@ -75,10 +94,12 @@ CodeInfo* code_info(PyCodeObject* code) {
 }
 
 void forget_owner(const void* owner) {
-  for (CodeCache* cache : all_caches()) {
-    if (cache->owners.erase(owner) == 0) continue;
+  const std::vector<CodeCache*> caches(all_caches().begin(), all_caches().end());
+  for (CodeCache* cache : caches) {
+    if (!all_caches().contains(cache) || cache->owners.erase(owner) == 0) continue;
     for (const EntryPtr& e : cache->entries)
       if (e->owner == owner) e->owner = nullptr;
+    cache->drop_unreachable();
   }
 }
 

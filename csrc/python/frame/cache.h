@@ -96,6 +96,9 @@ struct CodeCache {
   std::unordered_map<const void*, Owner> owners;
   LateSizes late_sizes;
   void clear();
+  /// Drops the entries that no call can take any more, since they compare with an object that nothing but entries
+  /// refers to (a model that is gone); they do not count for the recompile limit.
+  void drop_unreachable();
 };
 
 struct ResumePoint;

@@ -404,11 +404,13 @@ guards::Call call_of(PyCodeObject* code, _PyInterpreterFrame* frame) {
   return {frame->localsplus, first_free, frame->f_func->func_closure, first_free};
 }
 
-/// The guards that failed for this call, one line for each entry.
+/// The guards that failed for this call, one line for each entry, of those that were used last.
 std::string failures(PyCodeObject* code, _PyInterpreterFrame* frame, CodeCache& cache) {
+  constexpr size_t kMostLines = 10;
   const guards::Call call = call_of(code, frame);
   std::string text;
   for (size_t i = 0; i < cache.entries.size(); ++i) {
+    if (i == kMostLines) return text + "  and " + std::to_string(cache.entries.size() - i) + " more\n";
     const std::string failure = cache.entries[i]->tree.failure(call);
     const char* none = cache.entries[i]->other_branch ? "a number decides for another branch" : "no guard fails";
     text += "  entry " + std::to_string(cache.entries[i]->id) + ": " + (failure.empty() ? none : failure) + "\n";
@@ -459,6 +461,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     return nullptr;
   }
   start_engine();
+  cache.drop_unreachable();
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
   if (!cache.entries.empty())
