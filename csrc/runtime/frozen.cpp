@@ -1,10 +1,10 @@
 #include "runtime/frozen.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "aten/pch.h"
 #include "base/weak_map.h"
+#include "runtime/pool.h"
 
 namespace kiln::runtime {
 
@@ -70,11 +70,9 @@ std::string key_of(std::string form, c10::ArrayRef<at::Tensor> weights) {
 }  // namespace
 
 PackedWeight::Buffer::Buffer(const at::Tensor& weight, int64_t floats)
-    : data(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64))) {
-  TORCH_CHECK_WITH(OutOfMemoryError, data || floats == 0, "kiln could not allocate a packed weight");
+    : memory(pool_allocator()->allocate(static_cast<size_t>(floats) * sizeof(float))) {
   of.take(weight);
 }
-PackedWeight::Buffer::~Buffer() { std::free(data); }
 
 std::shared_ptr<const PackedWeight::Buffer> PackedWeight::get(const at::Tensor& weight, int64_t floats,
                                                               const std::function<void(float*)>& pack) const {
@@ -89,7 +87,7 @@ std::shared_ptr<const PackedWeight::Buffer> PackedWeight::get(const at::Tensor& 
   packed_.reset();
   if (!again) return nullptr;
   auto made = std::make_shared<Buffer>(weight, floats);
-  pack(made->data);
+  pack(made->data());
   packed_ = std::move(made);
   packed_weights().keep(key, packed_);
   return packed_;

@@ -39,9 +39,9 @@ class PackedWeight {
  public:
   struct Buffer {
     Buffer(const at::Tensor& weight, int64_t floats);
-    ~Buffer();
     Snapshot of;
-    float* data;
+    c10::DataPtr memory;  // of the pool: between weights that come and go the C library's heap grows without end
+    float* data() const { return static_cast<float*>(memory.get()); }
   };
   /// `form` says all that the packed form depends on, but for the weight: what is packed how, which part of it.
   explicit PackedWeight(std::string form) : form_(std::move(form)) {}

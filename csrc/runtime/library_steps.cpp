@@ -165,7 +165,7 @@ class ProductStep final : public LibraryStep {
               })) {
         const bool alone = flops < 1e6;
         const int workers = alone ? 1 : threads;
-        gemm::multiply_packed(m_, n_, k_, ma, kept->data, c, ldc_, epilogue,
+        gemm::multiply_packed(m_, n_, k_, ma, kept->data(), c, ldc_, epilogue,
                               workspace(gemm::packed_a_floats(m_, n_, k_, ma, workers)),
                               alone ? gemm::Parallel(gemm::serial) : gemm::Parallel(parallel_tasks), workers);
         return;
@@ -267,7 +267,7 @@ class ConvolutionStep final : public LibraryStep {
     std::shared_ptr<const PackedWeight::Buffer> kept;
     if (conv::worth_packing(shape_)) kept = weight_.packed(frame, conv::packed_weight_floats(shape_), pack);
     if (kept)
-      conv::forward_packed(shape_, x, kept->data, epilogue, at(frame, y_),
+      conv::forward_packed(shape_, x, kept->data(), epilogue, at(frame, y_),
                            workspace(conv::forward_packed_workspace(shape_)), parallel_tasks, threads);
     else
       conv::forward(shape_, x, w, strides_, epilogue, at(frame, y_), workspace(conv::forward_workspace(shape_)),

@@ -605,3 +605,23 @@ def test_models_that_take_turns_in_one_step_do_not_use_up_the_limit():
             opt = torch.optim.Adam(net.parameters())
             for _ in range(2):
                 step(net, opt, torch.ones(2, 6))
+
+
+def test_packed_weights_of_models_that_are_gone_take_no_memory():
+    def resident():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * 4096
+
+    def infer():
+        net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
+        compiled = kiln.compile(net)
+        with torch.no_grad():
+            for _ in range(3):
+                compiled(torch.ones(64, 1024))
+
+    for i in range(40):
+        infer()
+        gc.collect()
+        if i == 9:
+            before = resident()
+    assert resident() - before < 100e6  # a model takes 16 MB
