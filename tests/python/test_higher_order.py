@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch._higher_order_ops import associative_scan, scan
 from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops.foreach_map import foreach_map
@@ -123,6 +124,16 @@ def test_a_whole_step_through_cond():
         step = compile(step)
         results.append(([step(x) for x in (X, -X, X, X, -X)], list(net.parameters())))
     assert_same(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+def test_branches_of_a_checkpointed_call():
+    net = Branching()
+
+    def f(x):
+        return torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False).sin()
+
+    for x in (X, -X):
+        check(f, x.clone().requires_grad_(), fullgraph=True, rtol=1e-5, atol=1e-5)
 
 
 def test_an_expensive_branch_is_left_out_without_gradients():

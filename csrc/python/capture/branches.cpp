@@ -102,7 +102,10 @@ PyObject* Machine::end_branch(const at::Tensor& pred, bool taken_if) {
     const Value stopped = g.add_call(graph::Op("aten::detach"), {Arg(v)}, {detached})->out();
     Node* where = g.add_call(graph::Op("aten::where.self"),
                              {Arg(condition), Arg(taken_if ? v : stopped), Arg(taken_if ? stopped : v)}, {meta});
-    where->stack = stopped.node->stack = region.back()->stack;
+    for (Node* n : {stopped.node, where}) {
+      n->stack = region.back()->stack;
+      n->checkpoint = region.back()->checkpoint;
+    }
     if (trace.sizes && trace.sizes->is_open(v))
       for (Node* n : {stopped.node, where}) trace.sizes->open(n);
     masked.emplace_back(v, where->out());
