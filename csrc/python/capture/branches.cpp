@@ -21,18 +21,6 @@ using graph::Arg;
 using graph::Node;
 using graph::Value;
 
-/// Whether where() of equal operands has their strides.
-bool is_dense(const graph::TensorMeta& m) {
-  std::vector<std::pair<int64_t, int64_t>> dims;
-  for (size_t d = 0; d < m.sizes.size(); ++d)
-    if (m.sizes[d] != 1) dims.emplace_back(m.strides[d], m.sizes[d]);
-  std::sort(dims.begin(), dims.end());
-  int64_t next = 1;
-  for (const auto& [stride, size] : dims)
-    if (stride != std::exchange(next, next * size)) return false;
-  return true;
-}
-
 bool is_cheap(const Node& n) {
   const ops::OpInfo* info = ops::lookup(n.op);
   return info && (info->kind == ops::Kind::Pointwise || info->kind == ops::Kind::View);
@@ -92,7 +80,7 @@ PyObject* Machine::end_branch(const at::Tensor& pred, bool taken_if) {
   if (!outside.empty()) g.set_insert_point(region.back());
   std::vector<std::pair<Value, Value>> masked;
   for (const Value& v : outside) {
-    if (!is_dense(v.meta())) {
+    if (!v.meta().is_non_overlapping_and_dense()) {  // where() would have other strides
       g.set_insert_point(nullptr);
       return graph_break("data-dependent-branch", "a branch of torch.cond that reads a tensor with gaps");
     }
