@@ -210,3 +210,36 @@ def test_a_module_imported_later(monkeypatch):
     assert counter.frame_count == 1
     monkeypatch.setitem(sys.modules, "kiln_no_such_module", sys)
     assert torch.equal(compiled(X), X + 1)
+
+
+class Meta(type):
+    """A metaclass that leaves comparing to object."""
+
+
+class Marked(metaclass=Meta):
+    pass
+
+
+def test_a_registry_of_classes_and_functions_is_asked_for_some_alone():
+    def key(x):
+        return x
+
+    registry = {Meta: 1.0, Marked: 2.0, key: 3.0, torch.Tensor: 4.0}
+
+    def f(x):
+        return x * registry[type(x)] if Marked in registry and int not in registry else -x
+
+    counter = CompileCounter()
+    compiled = kiln.compile(f, backend=counter, fullgraph=True)
+
+    def call(graphs):
+        torch.testing.assert_close(compiled(X), f(X))
+        assert counter.frame_count == graphs
+
+    call(1)
+    registry[str] = registry[Meta] = 5.0
+    call(1)
+    registry[torch.Tensor] = 6.0
+    call(2)
+    registry[int] = 7.0
+    call(3)

@@ -78,6 +78,12 @@ Use use_as_operand(const Exec& e, int opcode, int arg, int above) {
   }
 }
 
+/// Whether it is a class whose metaclass leaves comparing and hashing to object.
+bool is_plain_class(PyObject* o) {
+  const PyTypeObject *meta = Py_TYPE(o), *object = &PyBaseObject_Type;
+  return PyType_Check(o) && meta->tp_richcompare == object->tp_richcompare && meta->tp_hash == object->tp_hash;
+}
+
 /// Whether C code hashes and compares it, and by its value or its identity alone.
 bool is_plain_key(Machine& m, PyObject* key) {
   if (PyTuple_CheckExact(key)) {
@@ -86,7 +92,12 @@ bool is_plain_key(Machine& m, PyObject* key) {
     return true;
   }
   return m.classify(key) == Class::Constant ? m.is_constant(key) && !PySlice_Check(key)
-                                            : key == Py_None || PyBool_Check(key) || Py_TYPE(key) == &PyType_Type;
+                                            : key == Py_None || PyBool_Check(key) || is_plain_class(key);
+}
+
+/// Whether a key of a dict is no other than a plain one that is looked up, as C code alone finds out.
+bool is_told_apart(Machine& m, PyObject* own) {
+  return is_plain_key(m, own) || PyFunction_Check(own) || PyCFunction_Check(own);
 }
 
 }  // namespace
@@ -154,7 +165,7 @@ bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
     Py_ssize_t at = 0;
     PyObject *own, *v;
     while (PyDict_Next(real, &at, &own, &v)) {
-      if (!is_plain_key(*this, own)) return false;
+      if (!is_told_apart(*this, own)) return false;
       if (!value && PyObject_RichCompareBool(own, key, Py_EQ) == 1) {
         value = v;
         source = child(SK::DictItem, k.source, own);
