@@ -758,10 +758,29 @@ _jvp_increment_nesting = torch._C._functorch._jvp_increment_nesting
 _jvp_decrement_nesting = torch._C._functorch._jvp_decrement_nesting
 _remove_batch_dim = torch._C._functorch._remove_batch_dim
 _unwrap_for_grad = torch._C._functorch._unwrap_for_grad
-_enter_dual_level = torch._C._enter_dual_level
-_exit_dual_level = torch._C._exit_dual_level
 _make_dual = torch._VF._make_dual
-_unpack_dual = torch._VF._unpack_dual
+
+
+def _enter_dual_level():
+    """torch.autograd.forward_ad's level. Where it is the outermost, operators are to be recorded with what they do to tangents,
+    which a level of torch.func.jvp around it sees to."""
+    if torch._C._functorch.maybe_current_level() is None:
+        _C._dual_level("enter")
+    return torch._C._enter_dual_level()
+
+
+def _exit_dual_level(*, level):
+    torch._C._exit_dual_level(level=level)
+    _C._dual_level("exit")
+
+
+def _unpack_dual(tensor, *, level):
+    primal, tangent = torch._VF._unpack_dual(tensor, level=level)
+    around = _C._dual_level("around")
+    if around == 0:
+        return primal, tangent
+    unwrap = torch._C._functorch._unwrap_for_grad
+    return unwrap(primal, around), None if tangent is None else unwrap(tangent, around)
 
 
 def _add_batch_dim(self, batch_dim, level):

@@ -354,3 +354,66 @@ def test_tensors_made_of_numbers_inside():
     numbers = torch.tensor([1.0, 2.0, 3.0])
     check(lambda x: (grad(f)(x), jvp(f, (x,), (x,)), vmap(grad(lambda x: (x * numbers * 1).sum()))(x.expand(2, 3))), x)
     check(lambda x: hessian(lambda x: (x**3 * torch.tensor(2.0)).sum())(x), x)
+
+
+TANGENTS = {name: torch.full_like(p, 0.5) for name, p in NET.named_parameters()}
+
+
+def parts(x, t):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        return forward_ad.unpack_dual((dual.sin() * dual).exp())
+
+
+def of_parameters(x, t):
+    with forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(p, TANGENTS[name]) for name, p in NET.named_parameters()}
+        return forward_ad.unpack_dual(functional_call(NET, duals, (x * t,))).tangent
+
+
+def no_tangent(x, t):
+    with forward_ad.dual_level():
+        plain, tangent = forward_ad.unpack_dual(x * 2), forward_ad.unpack_dual(forward_ad.make_dual(x, t)).tangent
+    return plain.primal, plain.tangent is None, tangent
+
+
+def leaves_the_level(x, t):
+    with forward_ad.dual_level():
+        y = forward_ad.make_dual(x, t).sin()
+    return y + 1, y
+
+
+def by_hand(x, t):
+    level = forward_ad.enter_dual_level()
+    y = forward_ad.unpack_dual(forward_ad.make_dual(x, t) ** 2).tangent
+    forward_ad.exit_dual_level(level=level)
+    return y
+
+
+def over_a_gradient(x, t):
+    with forward_ad.dual_level():
+        slope = grad(lambda y: (y**3).sum())(forward_ad.make_dual(x, t))
+        return forward_ad.unpack_dual(slope)
+
+
+@pytest.mark.parametrize("f", [parts, of_parameters, no_tangent, leaves_the_level, by_hand, over_a_gradient])
+@pytest.mark.parametrize("x", [X, GRAD], ids=["x", "grad"])
+def test_dual_levels(f, x):
+    check(f, x, X.cos(), fullgraph=True, rtol=1e-5, atol=1e-5)
+    assert forward_ad._current_level == -1
+
+
+def test_a_break_within_a_dual_level():
+    def f(x, t):
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x, t).sin()
+            print(end="")
+            return forward_ad.unpack_dual(y * 2)
+
+    def nested(x, t):
+        with forward_ad.dual_level(), forward_ad.dual_level():
+            return x
+
+    check(f, X, X.cos())
+    check(nested, X, X.cos())
+    assert forward_ad._current_level == -1

@@ -712,6 +712,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return branch_step(args, n);
     case Policy::Checkpoint:
       return checkpoint_step(args, n);
+    case Policy::DualLevel:
+      return dual_level_step(args, n);
     case Policy::InferenceMode:
       return inference_mode_step(args, n);
     case Policy::Number:

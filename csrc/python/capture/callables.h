@@ -43,6 +43,7 @@ enum class Policy : unsigned char {
   GradientHook,
   Branch,
   Checkpoint,
+  DualLevel,
   InferenceMode,
   Number,
   Item,

@@ -101,6 +101,7 @@ struct CaptureOptions {
   bool item_numbers = false;
   std::unordered_set<std::string> breaking_items;
   bool inference_modes = true;  // blocks of torch.inference_mode() do not break the graph
+  bool dual_levels = true;      // forward_ad.dual_level() does not break the graph
   bool both_branches = true;    // torch.cond computes both and selects, where nothing but speed tells: branches.cpp
   bool texts = true;  // what is formatted of numbers and sizes is made when the graph has run (Machine::make_text)
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.

@@ -740,6 +740,8 @@ class Machine {
   std::vector<std::unique_ptr<c10::InferenceMode>> inference_modes;
   bool inference_stays = false;
   PyObject* inference_mode_step(PyObject* const* args, size_t n);
+  /// Entry to and exit from forward_ad.dual_level(), and the level that stands for it if that is the innermost one.
+  PyObject* dual_level_step(PyObject* const* args, size_t n);
   std::vector<std::pair<PyObject*, py::Ref>> data_written;  // fakes of existing tensors, with what their .data is now
   std::vector<PyObject*> flags_written;  // fakes of existing tensors whose .requires_grad was written
   /// Tensors that became leaves of autograd, with the root's instruction that made them so.
@@ -785,8 +787,9 @@ class Machine {
   /// Why what was recorded since then cannot be run at another time, or, if it is `checkpointed`, once more; null if it
   /// can.
   const char* refusal_since(const Moment& m, bool checkpointed);
-  std::vector<Moment> branches;  // of torch.cond that are being interpreted, by where they begin
-  int autocast_nesting = 0;      // autocast blocks that the captured part entered, less those it left
+  int64_t level_around_duals = 0;  // of torch.func, that stands for an outermost forward_ad.dual_level(); 0: none
+  std::vector<Moment> branches;    // of torch.cond that are being interpreted, by where they begin
+  int autocast_nesting = 0;        // autocast blocks that the captured part entered, less those it left
   struct Grad {
     bool looked = false;
     py::Ref initial;  // stand-in of the .grad that the tensor came with; null for None

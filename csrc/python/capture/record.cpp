@@ -8,6 +8,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/transforms.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
@@ -49,6 +50,13 @@ bool is_module_state(const guards::Source& s) {
 
 graph::Value Machine::input_value(const at::Tensor& t) {
   py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
+  if (o && aten::is_wrapper(t)) {  // what is left of a dual tensor when its level has ended is the tensor itself
+    static PyObject* const functorch = PyObject_GetAttrString(PyImport_AddModule("torch._C"), "_functorch");
+    const py::Ref inner = py::Ref::steal(PyObject_CallMethod(functorch, "unwrap_if_dead", "O", o.get()));
+    if (inner && inner.get() != o.get()) return trace.value_of(THPVariable_Unpack(inner.get()));
+    PyErr_Clear();
+    return {};
+  }
   Known* k = o ? find(o.get()) : nullptr;
   if (!k || k->kind != Known::Kind::Tensor) {
     PyErr_Clear();
