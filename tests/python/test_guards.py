@@ -577,7 +577,7 @@ def test_entries_of_a_model_that_is_gone_go_with_it():
             opt.zero_grad()
             return loss.detach()
 
-        for _ in range(2):
+        for _ in range(80):
             step(torch.ones(2, 6))
         return weakref.ref(net), weakref.ref(net.weight)
 
@@ -603,8 +603,20 @@ def test_models_that_take_turns_in_one_step_do_not_use_up_the_limit():
         for _ in range(10):
             net = torch.nn.Linear(6, 3)
             opt = torch.optim.Adam(net.parameters())
-            for _ in range(2):
+            for _ in range(80):
                 step(net, opt, torch.ones(2, 6))
+
+
+def test_what_is_made_anew_for_each_call_uses_up_the_limit():
+    """Its entries go, too, but each call would compile."""
+    counter = CompileCounter()
+    compiled = kiln.compile(lambda x, f: f(x), backend=counter)
+    with kiln.config.patch(recompile_limit=4, disable_passes="capture.changing_functions"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in range(12):
+            factor = n + 0.5
+            assert_same(compiled(X, lambda x, factor=factor: x * factor), X * factor)
+    assert counter.frame_count == 2 * 4  # the function, then what it calls
 
 
 def test_packed_weights_of_models_that_are_gone_take_no_memory():

@@ -60,11 +60,18 @@ void CodeCache::drop_unreachable() {
     bool reachable = true;
     compared(e, [&](PyObject* o) { reachable &= Py_REFCNT(o) > held[o]; });
     if (reachable) return false;
-    if (const auto owner = owners.find(e->owner); owner != owners.end()) --owner->second.compiles;
-    --compiles;
     gone.push_back(std::move(e));
     return true;
   });
+  // Else a call that makes what it is given anew would compile each time.
+  constexpr int64_t kWorth = 32;
+  int64_t hits = 0;
+  for (const EntryPtr& e : gone) hits += e->hits;
+  for (const EntryPtr& e : gone) {
+    if (hits < kWorth * std::ssize(gone)) break;
+    if (const auto owner = owners.find(e->owner); owner != owners.end()) --owner->second.compiles;
+    --compiles;
+  }
 }
 
 CodeInfo::CodeInfo() { all_infos().insert(this); }

@@ -97,7 +97,7 @@ struct CodeCache {
   LateSizes late_sizes;
   void clear();
   /// Drops the entries that no call can take any more, since they compare with an object that nothing but entries
-  /// refers to (a model that is gone); they do not count for the recompile limit.
+  /// refers to (a model that is gone). If they were used often, they do not count for the recompile limit.
   void drop_unreachable();
 };
 
