@@ -353,9 +353,7 @@ def checkpoint(
 ):
     """torch.utils.checkpoint.checkpoint: what `function` computes is marked, and the compiler computes it again for the
     backward, random numbers aside. What eager does in another way returns NotImplemented."""
-    if use_reentrant is None:
-        return NotImplemented
-    if debug or torch.utils.checkpoint._checkpoint_debug_enabled is not None:
+    if use_reentrant is None or debug or torch.utils.checkpoint._checkpoint_debug_enabled is not None:
         return NotImplemented
     differentiable = False
     for a in args:
@@ -765,22 +763,23 @@ def _enter_dual_level():
     """torch.autograd.forward_ad's level. Where it is the outermost, operators are to be recorded with what they do to tangents,
     which a level of torch.func.jvp around it sees to."""
     if torch._C._functorch.maybe_current_level() is None:
-        _C._dual_level("enter")
+        _C._dual_level(_jvp_increment_nesting())
     return torch._C._enter_dual_level()
 
 
 def _exit_dual_level(*, level):
     torch._C._exit_dual_level(level=level)
-    _C._dual_level("exit")
+    if _C._dual_level() != 0:
+        _C._dual_level(0)
+        _jvp_decrement_nesting()
 
 
 def _unpack_dual(tensor, *, level):
     primal, tangent = torch._VF._unpack_dual(tensor, level=level)
-    around = _C._dual_level("around")
-    if around == 0:
+    around = _C._dual_level()
+    if around == 0 or around != torch._C._functorch.maybe_current_level():  # one of the program's own is above it
         return primal, tangent
-    unwrap = torch._C._functorch._unwrap_for_grad
-    return unwrap(primal, around), None if tangent is None else unwrap(tangent, around)
+    return _unwrap_for_grad(primal, around), None if tangent is None else _unwrap_for_grad(tangent, around)
 
 
 def _add_batch_dim(self, batch_dim, level):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import kiln
+from helpers import training_step
 from kiln.testing import CompileCounter, assert_same
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -568,15 +569,7 @@ def test_entries_of_a_model_that_is_gone_go_with_it():
     def trial():
         net = torch.nn.Linear(6, 3)
         opt = torch.optim.Adam(net.parameters())
-
-        @kiln.compile
-        def step(x):
-            loss = net(x).square().sum()
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-            return loss.detach()
-
+        step = kiln.compile(training_step(net, opt))
         for _ in range(80):
             step(torch.ones(2, 6))
         return weakref.ref(net), weakref.ref(net.weight)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import kiln
+from helpers import training_step
 from kiln.testing import assert_same
 
 
@@ -88,15 +89,7 @@ def test_training(name):
         torch.manual_seed(0)
         model = make()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        run = compile(step)
+        run = compile(training_step(model, optimizer))
         return [run(x).item() for _ in range(2) for x in inputs]
 
     assert losses(kiln.compile) == pytest.approx(losses(lambda f: f), rel=1e-4)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kiln
+from helpers import training_step
 
 LAYERS = {
     "cube": (lambda: nn.Conv3d(5, 7, 3, padding=1), (2, 5, 6, 8, 9)),
@@ -111,14 +112,7 @@ def test_networks(make, shape):
         torch.manual_seed(0)
         net = make()
         opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-
-        def step(x, net=net, opt=opt):
-            loss = net(x).square().mean()
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-            return loss.detach()
-
+        step = training_step(net, opt)
         run = kiln.compile(step, fullgraph=True) if compiled else step
         torch.manual_seed(1)
         losses = [run(torch.randn(shape)) for _ in range(4)]

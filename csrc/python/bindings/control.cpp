@@ -23,7 +23,7 @@ KILN_BINDINGS(control) {
     throw UserError("a step of a captured checkpoint outside of a capture");
   });
   m.def("_branch", [](const std::string&, const pybind11::args&) { return false; });
-  m.def("_dual_level", [](const std::string&) { return 0; });
+  m.def("_dual_level", [](const pybind11::args&) { return 0; });
   m.def("_inference_mode", [](bool) { return false; });
   m.def("_custom_function", [](const std::string&, const pybind11::args&) {
     throw UserError("a step of a captured torch.autograd.Function outside of a capture");

@@ -5,7 +5,6 @@
 // reads is masked: where(pred, x, x.detach()) is x, and stops what a branch that was not taken makes of a zero gradient
 // (0 * inf).
 #include "aten/convert.h"
-#include "aten/schema.h"
 #include "aten/transforms.h"
 #include "base/error.h"
 #include "graph/passes/passes.h"
@@ -42,7 +41,7 @@ PyObject* Machine::branch_step(PyObject* const* args, size_t n) {
     return PyBool_FromLong(a.scalar_type() == b.scalar_type() && a.strides() == b.strides());
   }
   if (step == "refuse" && n == 2) {
-    branches.push_back(now());
+    branches.push_back(now());  // the next attempt runs one branch
     return graph_break("data-dependent-branch", PyUnicode_AsUTF8(args[1]));
   }
   KILN_CHECK(step == "end" && n == 3 && py::is_tensor(args[1]) && !branches.empty(), "an unknown step of a branch");
@@ -52,20 +51,14 @@ PyObject* Machine::branch_step(PyObject* const* args, size_t n) {
 PyObject* Machine::end_branch(const at::Tensor& pred, bool taken_if) {
   if (const char* why = refusal_since(branches.back(), /*checkpointed=*/false))
     return graph_break("data-dependent-branch", std::string("a branch of torch.cond ") + why);
-  graph::Graph& g = trace.graph();
-  std::vector<Node*> region;
-  std::unordered_set<const Node*> own;
-  for (auto at = g.nodes().rbegin(); g.nodes().size() - g.inputs().size() - region.size() > branches.back().num_calls;
-       ++at) {
-    region.push_back(at->get());
-    own.insert(at->get());
-  }
+  const std::vector<Node*> region = nodes_since(branches.back());
+  const std::unordered_set<const Node*> own(region.begin(), region.end());
+  if (draws_since(branches.back()) ||
+      std::any_of(region.begin(), region.end(), [](const Node* n) { return graph::runs_unused(*n); }))
+    return graph_break("data-dependent-branch", "a branch of torch.cond that draws random numbers, or may raise");
   std::vector<Value> outside;
   bool cheap = true;
   for (const Node* n : region) {
-    const aten::OpInfo* op = aten::find_op(n->op);
-    if ((op && op->random) || graph::runs_unused(*n))
-      return graph_break("data-dependent-branch", "a branch of torch.cond that draws random numbers, or may raise");
     cheap &= is_cheap(*n);
     for (const Arg& a : n->args)
       graph::for_each_value(a, [&](Value v) {
@@ -76,6 +69,7 @@ PyObject* Machine::end_branch(const at::Tensor& pred, bool taken_if) {
   }
   if (!cheap && outside.empty() && !options.fullgraph)
     return graph_break("data-dependent-branch", "a branch of torch.cond that is left out where it is not taken");
+  graph::Graph& g = trace.graph();
   const Value condition = trace.value_of(pred);
   if (!outside.empty()) g.set_insert_point(region.back());
   std::vector<std::pair<Value, Value>> masked;

@@ -7,7 +7,6 @@
 #include <torch/csrc/utils/tensor_layouts.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
-#include "aten/schema.h"
 #include "base/error.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
@@ -33,6 +32,36 @@ py::Ref as_python(const c10::IValue& v, const c10::TypePtr& type) {
   }
   return py::Ref::steal(torch::jit::toPyObject(v).release().ptr());
 }
+
+/// A call's arguments as a torch_dispatch function gets them, (args, kwargs): without those that are their defaults.
+std::pair<py::Ref, py::Ref> call_as_python(const c10::FunctionSchema& schema, const torch::jit::Stack& given) {
+  const auto is_default = [&](size_t i) {
+    const auto& value = schema.arguments()[i].default_value();
+    return value && *value == given[i];
+  };
+  size_t positional = 0;
+  while (positional < given.size() && !schema.arguments()[positional].kwarg_only()) ++positional;
+  py::Ref kwargs = py::check(PyDict_New());
+  for (size_t i = positional; i < given.size(); ++i)
+    if (const c10::Argument& a = schema.arguments()[i]; !is_default(i))
+      PyDict_SetItemString(kwargs.get(), a.name().c_str(), as_python(given[i], a.real_type()).get());
+  while (positional > 0 && is_default(positional - 1)) --positional;
+  py::Ref args = py::check(PyTuple_New(static_cast<Py_ssize_t>(positional)));
+  for (size_t i = 0; i < positional; ++i)
+    PyTuple_SET_ITEM(args.get(), static_cast<Py_ssize_t>(i),
+                     as_python(given[i], schema.arguments()[i].real_type()).release());
+  return {std::move(args), std::move(kwargs)};
+}
+
+/// An operator's results as it returns them in Python.
+py::Ref results_as_python(const c10::FunctionSchema& schema, const torch::jit::Stack& results) {
+  if (results.size() == 1) return as_python(results[0], schema.returns()[0].real_type());
+  py::Ref all = py::check(PyTuple_New(static_cast<Py_ssize_t>(results.size())));
+  for (size_t i = 0; i < results.size(); ++i)
+    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i),
+                     as_python(results[i], schema.returns()[i].real_type()).release());
+  return all;
+}
 }  // namespace
 
 PyObject* Machine::begin_checkpoint(PyObject* policy, bool same_numbers) {
@@ -57,11 +86,7 @@ PyObject* Machine::end_checkpoint() {
   checkpoint.policy = {};
   if (const char* why = refusal_since(checkpoint.beginning, /*checkpointed=*/true))
     return graph_break("checkpoint", std::string("a checkpointed call that ") + why);
-  const auto draws = [&](const std::unique_ptr<graph::Node>& n) {
-    const aten::OpInfo* op = n->checkpoint ? aten::find_op(n->op) : nullptr;
-    return op && std::abs(n->checkpoint) == checkpoint.number && op->random;
-  };
-  if (!checkpoint.same_numbers && std::any_of(trace.graph().nodes().begin(), trace.graph().nodes().end(), draws))
+  if (!checkpoint.same_numbers && draws_since(checkpoint.beginning))
     return graph_break("checkpoint", "a checkpointed call that draws other random numbers in the backward");
   Py_RETURN_NONE;
 }
@@ -83,34 +108,11 @@ bool Machine::decide_kept() {
   const auto undecided = std::exchange(checkpoint.undecided, {});
   const auto seen = std::exchange(trace.on_operator, nullptr);
   for (const Checkpoint::Operator& o : undecided) {
-    const c10::FunctionSchema& schema = *o.schema;
-    py::Ref args = py::Ref::steal(PyList_New(0)), kwargs = py::Ref::steal(PyDict_New()), out;
-    for (size_t i = 0; i < o.args.size(); ++i) {
-      const c10::Argument& a = schema.arguments()[i];
-      const py::Ref v = as_python(o.args[i], a.real_type());
-      if (!v) return false;
-      if (!a.kwarg_only())
-        PyList_Append(args.get(), v.get());
-      else if (!a.default_value() || *a.default_value() != o.args[i])
-        PyDict_SetItemString(kwargs.get(), a.name().c_str(), v.get());
-    }
-    // Trailing arguments that are their defaults are left out.
-    for (size_t i = PyList_GET_SIZE(args.get()); i-- > 0;) {
-      const auto& value = schema.arguments()[i].default_value();
-      if (!value || *value != o.args[i]) break;
-      PyList_SetSlice(args.get(), static_cast<Py_ssize_t>(i), static_cast<Py_ssize_t>(i + 1), nullptr);
-    }
-    args = py::Ref::steal(PyList_AsTuple(args.get()));
-    if (o.results.size() == 1)
-      out = as_python(o.results[0], schema.returns()[0].real_type());
-    else if (!!(out = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(o.results.size())))))
-      for (size_t i = 0; i < o.results.size(); ++i)
-        PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i),
-                         as_python(o.results[i], schema.returns()[i].real_type()).release());
-    const py::Ref name = py::Ref::steal(PyUnicode_FromString(schema.name().c_str())),
-                  overload = py::Ref::steal(PyUnicode_FromString(schema.overload_name().c_str()));
-    const py::Ref given = py::Ref::steal(
-        PyTuple_Pack(6, checkpoint.policy.get(), out.get(), name.get(), overload.get(), args.get(), kwargs.get()));
+    const auto [args, kwargs] = call_as_python(*o.schema, o.args);
+    const py::Ref out = results_as_python(*o.schema, o.results);
+    const py::Ref given =
+        py::Ref::steal(Py_BuildValue("(OOssOO)", checkpoint.policy.get(), out.get(), o.schema->name().c_str(),
+                                     o.schema->overload_name().c_str(), args.get(), kwargs.get()));
     const py::Ref keeps = given ? py::Ref::steal(call_ex(polyfill, given.get(), nullptr)) : py::Ref();
     if (!keeps) return false;
     if (keeps.get() == Py_True) o.node->checkpoint = -checkpoint.number;

@@ -150,15 +150,25 @@ Machine::Moment Machine::now() {
   return {g.nodes().size() - g.inputs().size(), knowns.size(), effects_now(knowns.size())};
 }
 
-const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
-  std::vector<const graph::Node*> region;
-  std::unordered_set<const graph::Node*> own;
-  graph::Graph& g = trace.graph();
+std::vector<graph::Node*> Machine::nodes_since(const Moment& m) {
+  std::vector<graph::Node*> nodes;
+  const graph::Graph& g = trace.graph();
   size_t left = g.nodes().size() - g.inputs().size() - m.num_calls;
-  for (auto at = g.nodes().rbegin(); left > 0; ++at, --left) {
-    region.push_back(at->get());
-    own.insert(at->get());
-  }
+  for (auto at = g.nodes().rbegin(); left > 0; ++at, --left) nodes.push_back(at->get());
+  return nodes;
+}
+
+bool Machine::draws_since(const Moment& m) {
+  const std::vector<graph::Node*> nodes = nodes_since(m);
+  return std::any_of(nodes.begin(), nodes.end(), [](const graph::Node* n) {
+    const aten::OpInfo* op = aten::find_op(n->op);
+    return op && op->random;
+  });
+}
+
+const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
+  const std::vector<graph::Node*> region = nodes_since(m);
+  const std::unordered_set<const graph::Node*> own(region.begin(), region.end());
   static const graph::Op constant("kiln::tensor_constant"), leaf("kiln::set_requires_grad");
   const auto is_foreign = [&](const graph::Node* base) { return !own.contains(base); };
   for (const graph::Node* n : region) {

@@ -538,25 +538,11 @@ PyObject* Machine::inference_mode_step(PyObject* const* args, size_t n) {
 }
 
 PyObject* Machine::dual_level_step(PyObject* const* args, size_t n) {
-  static PyObject* const functorch = PyObject_GetAttrString(PyImport_AddModule("torch._C"), "_functorch");
-  KILN_CHECK(n == 1 && PyUnicode_Check(args[0]), "kiln._C._dual_level takes what to do");
-  const std::string_view step = PyUnicode_AsUTF8(args[0]);
-  if (step == "enter") {
-    if (!options.dual_levels) return graph_break("call-that-breaks", "a call of torch._C._enter_dual_level");
-    const py::Ref level = py::Ref::steal(PyObject_CallMethod(functorch, "_jvp_increment_nesting", nullptr));
-    if (!level) return nullptr;
-    level_around_duals = PyLong_AsLongLong(level.get());
-    Py_RETURN_NONE;
-  }
-  if (step == "exit") {
-    if (!std::exchange(level_around_duals, 0)) Py_RETURN_NONE;
-    return PyObject_CallMethod(functorch, "_jvp_decrement_nesting", nullptr);
-  }
-  // A level of the program's own may be above it.
-  const py::Ref top = py::Ref::steal(PyObject_CallMethod(functorch, "maybe_current_level", nullptr));
-  if (!top) return nullptr;
-  const bool innermost = PyLong_Check(top.get()) && PyLong_AsLongLong(top.get()) == level_around_duals;
-  return PyLong_FromLongLong(innermost ? level_around_duals : 0);
+  if (n == 0) return PyLong_FromLongLong(level_around_duals);
+  KILN_CHECK(n == 1 && PyLong_Check(args[0]), "kiln._C._dual_level takes a level");
+  if (!options.dual_levels) return graph_break("call-that-breaks", "a call of torch._C._enter_dual_level");
+  level_around_duals = PyLong_AsLongLong(args[0]);
+  Py_RETURN_NONE;
 }
 
 CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const CaptureOptions& given) {

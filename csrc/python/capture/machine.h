@@ -740,7 +740,7 @@ class Machine {
   std::vector<std::unique_ptr<c10::InferenceMode>> inference_modes;
   bool inference_stays = false;
   PyObject* inference_mode_step(PyObject* const* args, size_t n);
-  /// Entry to and exit from forward_ad.dual_level(), and the level that stands for it if that is the innermost one.
+  /// Gives level_around_duals, or sets it, on entry to and exit from forward_ad.dual_level().
   PyObject* dual_level_step(PyObject* const* args, size_t n);
   std::vector<std::pair<PyObject*, py::Ref>> data_written;  // fakes of existing tensors, with what their .data is now
   std::vector<PyObject*> flags_written;  // fakes of existing tensors whose .requires_grad was written
@@ -784,6 +784,10 @@ class Machine {
   static std::vector<const void*> contents_now(const Known& k);
   bool has_effects_since(const Moment& m);
   Moment now();
+  /// What was recorded since then, the last first.
+  std::vector<graph::Node*> nodes_since(const Moment& m);
+  /// Whether that draws random numbers.
+  bool draws_since(const Moment& m);
   /// Why what was recorded since then cannot be run at another time, or, if it is `checkpointed`, once more; null if it
   /// can.
   const char* refusal_since(const Moment& m, bool checkpointed);

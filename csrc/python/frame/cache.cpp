@@ -12,6 +12,13 @@ std::unordered_set<CodeCache*>& all_caches() {
   static auto* set = new std::unordered_set<CodeCache*>();
   return *set;
 }
+/// Calls f(CodeCache&) for each. Entries that it frees can run destructors that free or add caches.
+template <class F>
+void for_each_cache(F&& f) {
+  const std::vector<CodeCache*> caches(all_caches().begin(), all_caches().end());
+  for (CodeCache* c : caches)
+    if (all_caches().contains(c)) f(*c);
+}
 std::unordered_set<CodeInfo*>& all_infos() {
   static auto* set = new std::unordered_set<CodeInfo*>();
   return *set;
@@ -101,13 +108,12 @@ CodeInfo* code_info(PyCodeObject* code) {
 }
 
 void forget_owner(const void* owner) {
-  const std::vector<CodeCache*> caches(all_caches().begin(), all_caches().end());
-  for (CodeCache* cache : caches) {
-    if (!all_caches().contains(cache) || cache->owners.erase(owner) == 0) continue;
-    for (const EntryPtr& e : cache->entries)
+  for_each_cache([&](CodeCache& cache) {
+    if (cache.owners.erase(owner) == 0) return;
+    for (const EntryPtr& e : cache.entries)
       if (e->owner == owner) e->owner = nullptr;
-    cache->drop_unreachable();
-  }
+    cache.drop_unreachable();
+  });
 }
 
 void forget_caches(const ConfigPtr& config) {
@@ -122,10 +128,7 @@ void forget_caches(const ConfigPtr& config) {
 }
 
 void reset_caches() {
-  // Freeing entries can run destructors that free or add caches.
-  const std::vector<CodeCache*> caches(all_caches().begin(), all_caches().end());
-  for (CodeCache* c : caches)
-    if (all_caches().count(c)) c->clear();
+  for_each_cache([](CodeCache& cache) { cache.clear(); });
   for (CodeInfo* i : all_infos())
     if (i->skip == CodeInfo::Skip::Yes || i->skip == CodeInfo::Skip::Below) i->skip = CodeInfo::Skip::Unknown;
   warnings_given().clear();

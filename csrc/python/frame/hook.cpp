@@ -63,22 +63,30 @@ struct RunAgain {
   bool in_parts = false;  // what the call calls is compiled, which does not count
 };
 
+/// What `f` returns, and the seconds that it took, compiles aside.
+template <class F>
+std::pair<PyObject*, double> timed(F&& f) {
+  using Clock = std::chrono::steady_clock;
+  const double compiles = mode().compile_seconds;
+  const Clock::time_point start = Clock::now();
+  PyObject* result = f();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return {result, seconds - (mode().compile_seconds - compiles)};
+}
+
 /// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it, or
 /// what it calls alone.
-PyObject* call_plainly(const Target& t, const guards::Call& call, const RunAgain& again) {
+PyObject* call_plainly(Target t, const guards::Call& call, const RunAgain& again) {
   const py::Ref function = function_for(t, reinterpret_cast<PyObject*>(t.code));
   const py::BoundArguments given(t.code, call.locals);
-  Mode& m = mode();
-  std::optional<HookScope> hook;
-  if (again.in_parts) hook.emplace();
-  Scoped<ConfigPtr> active(m.config, again.in_parts ? t.config : m.config);
-  Scoped<PyCodeObject*> plain(m.plain, again.in_parts ? t.code : m.plain);
-  Scoped<int> off(m.disabled, m.disabled + (again.in_parts ? 0 : 1));
-  const double compiles = m.compile_seconds;
-  const auto start = std::chrono::steady_clock::now();
-  PyObject* result = PyObject_Call(function.get(), given.args.get(), given.kwargs.get());
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (again.took && result) again.took(seconds - (m.compile_seconds - compiles));
+  const auto invoke = [&] { return PyObject_Call(function.get(), given.args.get(), given.kwargs.get()); };
+  const auto [result, seconds] = timed([&] {
+    t.plain = again.in_parts;
+    if (t.plain) return compile_and_run(t, invoke);
+    Scoped<int> off(mode().disabled, mode().disabled + 1);
+    return invoke();
+  });
+  if (again.took && result) again.took(seconds);
   return result;
 }
 
@@ -226,13 +234,9 @@ std::optional<uint64_t> other_sizes(const Target& target, const guards::Call& ca
 /// Runs the frame as it is, and tells `cache` what calls of such sizes cost. What it calls may be compiled, which is
 /// not counted.
 PyObject* run_for_sizes(PyThreadState* tstate, py311::Frame* frame, CodeCache& cache, uint64_t sizes) {
-  Mode& m = mode();
-  Scoped<bool> vary(m.sizes_vary, true);
-  const double compiles = m.compile_seconds;
-  const auto start = std::chrono::steady_clock::now();
-  PyObject* result = run_plainly(tstate, frame, 0);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (result) cache.late_sizes.ran(sizes, seconds - (m.compile_seconds - compiles));
+  Scoped<bool> vary(mode().sizes_vary, true);
+  const auto [result, seconds] = timed([&] { return run_plainly(tstate, frame, 0); });
+  if (result) cache.late_sizes.ran(sizes, seconds);
   return result;
 }
 
@@ -320,14 +324,11 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
   Mode& m = mode();
   if (!m.config || m.disabled) return run_plainly(tstate, frame, throw_flag);
   PyCodeObject* code = frame->f_code;
-  if (m.plain == code && starts_here(frame)) {
-    m.plain = nullptr;
-    return run_plainly(tstate, frame, throw_flag);
-  }
   try {
     if (const Target* wanted = pending().target; wanted && wanted->code == code && starts_here(frame)) {
       pending().target = nullptr;
       if (wanted->held) wanted->held->clear();
+      if (wanted->plain) return run_plainly(tstate, frame, throw_flag);
       return run_frame(tstate, frame, *wanted);
     }
     if (throw_flag || !starts_here(frame) || !(code->co_flags & CO_OPTIMIZED) ||

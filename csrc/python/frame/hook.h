@@ -19,6 +19,7 @@ struct Target {
   const void* owner = nullptr;
   /// What its caller holds for its frame, which has references of its own: to be let go when it begins.
   std::vector<py::Ref>* held = nullptr;
+  bool plain = false;  // its frame runs as it is: only what it calls is compiled
 };
 
 /// The entry of `target` whose guards hold for `call`, with what it delivers; null if there is none.

@@ -26,12 +26,11 @@ ConfigPtr intern_config(Config config);
 
 /// What this thread is doing, as the frame hook needs it.
 struct Mode {
-  ConfigPtr config;               // of the innermost compiled call whose eager parts run; null outside of any
-  int disabled = 0;               // inside kiln.disable'd functions: nothing is compiled, nothing compiled is used
-  bool run_only = false;          // kiln.run: compile nothing new
-  bool sizes_vary = false;        // inside a frame that runs in eager for its sizes (see LateSizes)
-  double compile_seconds = 0;     // spent in all compiles so far
-  PyCodeObject* plain = nullptr;  // the next frame of this code runs as it is, and only what it calls is compiled
+  ConfigPtr config;            // of the innermost compiled call whose eager parts run; null outside of any
+  int disabled = 0;            // inside kiln.disable'd functions: nothing is compiled, nothing compiled is used
+  bool run_only = false;       // kiln.run: compile nothing new
+  bool sizes_vary = false;     // inside a frame that runs in eager for its sizes (see LateSizes)
+  double compile_seconds = 0;  // spent in all compiles so far
 };
 Mode& mode();
 

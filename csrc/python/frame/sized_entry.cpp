@@ -94,7 +94,8 @@ bool SizedEntry::pays(const Variant& v) const {
   if (v.refused || mode().run_only || options().size_limit <= 0) return false;
   const bool few = static_cast<int64_t>(num_compiled_) < options().recompile_limit;
   // What has run in eager is taken to gain half of its time.
-  return few ? v.calls > 0 || !program_->runs() : v.seconds > compile_seconds_ * (program_->runs() ? 1 : 2);
+  return few ? v.uncompiled.calls > 0 || !program_->runs()
+             : v.uncompiled.seconds > compile_seconds_ * (program_->runs() ? 1 : 2);
 }
 
 void SizedEntry::compile(Variant& v, const std::vector<at::Tensor>& inputs, const Ints& ints) {
@@ -141,10 +142,7 @@ std::function<void(double)> SizedEntry::waits(const std::vector<at::Tensor>& inp
     v->fits = false;
   }
   if (v->graph) return nullptr;
-  return [v](double seconds) {
-    v->seconds += seconds;
-    ++v->calls;
-  };
+  return [v](double seconds) { v->uncompiled.add(seconds); };
 }
 
 void SizedEntry::Way::add(double s) {
@@ -165,8 +163,7 @@ std::function<void(double)> SizedEntry::runs_in_parts(const std::vector<at::Tens
   const std::shared_ptr<Variant> v = find(ints, [&](size_t i) { return inputs[i]; });
   if (v->graph || pays(*v)) return nullptr;
   return [v, parts = in_parts_](double seconds) {
-    v->seconds += seconds;
-    ++v->calls;
+    v->uncompiled.add(seconds);
     parts->add(seconds);
     if (parts->calls == kTrials)
       log_artifact(Topic::recompiles, "new sizes",
@@ -191,8 +188,7 @@ std::vector<at::Tensor> SizedEntry::run(std::vector<at::Tensor> inputs, const In
       outputs = program_->run(std::move(inputs), ints, sizes);
     }
     const double seconds = since(start);
-    v->seconds += seconds;
-    ++v->calls;
+    v->uncompiled.add(seconds);
     by_operator_.add(seconds);
     return outputs;
   } catch (const runtime::SizesDiffer&) {

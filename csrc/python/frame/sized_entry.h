@@ -50,6 +50,12 @@ class SizedEntry {
   size_t num_compiled() const { return num_compiled_; }
 
  private:
+  /// What calls took that ran in one way.
+  struct Way {
+    int64_t calls = 0;
+    double seconds = 0, recent = 0;  // of all calls; of one, lately
+    void add(double s);
+  };
   /// One combination of sizes.
   struct Variant {
     std::shared_ptr<runtime::CompiledFunction> graph;  // null: not compiled
@@ -58,15 +64,8 @@ class SizedEntry {
     bool asked = true;                                 // false: what Asks::All asks was put off
     bool refused = false;                              // compiling failed; not tried again
     int64_t failures = 0;                              // of calls that were not compiled
-    int64_t calls = 0;                                 // that were not compiled, and
-    double seconds = 0;                                // what they took
+    Way uncompiled;                                    // calls
     uint64_t used = 0;
-  };
-  /// What calls took that ran in one way.
-  struct Way {
-    int64_t calls = 0;
-    double seconds = 0, recent = 0;  // of all calls; of one, lately
-    void add(double s);
   };
   using Key = std::vector<int64_t>;
   struct Hash {
