@@ -1,5 +1,6 @@
 """The frame of all Python tests: kiln's own failures raise, every IR is verified, and each test starts from nothing."""
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,19 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import kiln  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--record-triton", metavar="FILE", help="keep the Triton kernels that run, to replay them on a GPU"
+    )
+
+
+def pytest_configure(config):
+    if path := config.getoption("--record-triton"):
+        from triton_records import Recorder
+
+        config.add_cleanup(functools.partial(Recorder().save, path))
 
 
 def pytest_collectstart(collector):
