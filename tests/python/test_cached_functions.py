@@ -252,3 +252,87 @@ def test_lists_of_a_cache_with_open_sizes(use):
         if use == "stores":
             assert kept["sizes"] is sizes(n)
     assert sizes(3) == ([3, 4, 1, 1] if use == "changes" else [3, 4])
+
+
+SALT = [0]
+
+
+class Signature:
+    """What is asked for by the shapes of tensors, as a tracer of einx."""
+
+    def __init__(self, shape, more=None):
+        self.shape = tuple(int(s) for s in shape)
+        self.more = more
+
+    def __eq__(self, other):
+        return isinstance(other, Signature) and (self.shape, self.more) == (other.shape, other.more)
+
+    def __hash__(self):
+        return hash((self.shape, SALT[0]))
+
+
+class FrozenDict(dict):
+    def __hash__(self):
+        return hash(frozenset(self.items()))
+
+
+@functools.cache
+def construct(signatures, options):
+    names = ", ".join(f"x{i}" for i in range(len(signatures)))
+    code = f"def op({names}): return ({names.replace(',', ' *')}).sum({options['axis']})"
+    scope = {}
+    exec(code, scope)
+    return scope["op"], code
+
+
+def signed(*tensors, axis=-1):
+    op, code = construct(tuple(Signature(t.shape) for t in tensors), FrozenDict(axis=axis, of=Signature((axis + 9,))))
+    return op(*tensors)
+
+
+def test_keys_that_the_captured_code_made():
+    def f(x, y):
+        return signed(x, y) + signed(x, y, x, axis=0).sum()
+
+    check(f, X, X + 1, calls=3)
+    assert breaks(f, X, X + 1) == 0
+    compiled = kiln.compile(f, fullgraph=True, dynamic=False)
+    for n in (2, 3, 2):
+        x = torch.randn(n, 4)
+        assert torch.allclose(compiled(x, x), f(x, x))
+
+
+def test_what_the_hash_of_a_key_reads_is_guarded():
+    built = []
+
+    @functools.lru_cache(None)
+    def build(signature):
+        built.append(signature)
+        return Recipe([len(built)], [])
+
+    compiled = kiln.compile(lambda x: x * build(Signature(x.shape)).order[0])
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), x)
+    assert torch.equal(compiled(x), x)
+    SALT[0] += 1
+    try:
+        assert torch.equal(compiled(x), x * 2)  # another key, as in eager
+    finally:
+        SALT[0] -= 1
+    assert len(built) == 2
+
+
+def test_keys_that_hold_tensors_are_left_to_the_program():
+    @functools.lru_cache(None)
+    def build(signature):
+        return Recipe([3], [])
+
+    def f(x):
+        y = x + 1
+        return y * build(Signature(x.shape, more=Recipe([y], []))).order[0]
+
+    x = torch.randn(3)
+    compiled = kiln.compile(f)
+    for _ in range(3):
+        assert torch.equal(compiled(x), f(x))
+    assert breaks(f, x) > 0

@@ -99,6 +99,46 @@ bool has_hints_of(Machine& m, PyObject* made, PyObject* real) {
   return hint && Py_TYPE(hint.get()) == Py_TYPE(real) && PyObject_RichCompareBool(hint.get(), real, Py_EQ) == 1;
 }
 
+/// Whether all that an object of this class consists of is what it refers to: a class statement's, with no state
+/// of C's, and types.SimpleNamespace.
+bool is_made_of_references(PyTypeObject* t) {
+  static const destructor of_class_statement = reinterpret_cast<PyTypeObject*>(names().module_type)->tp_dealloc;
+  static const PyTypeObject* namespace_type = Py_TYPE(PySys_GetObject("implementation"));
+  return t == namespace_type || t->tp_dealloc == of_class_statement;
+}
+
+/// The existing objects that `o`, which the captured code made, consists of, if it consists of those and constants
+/// alone all the way down: containers, and instances of Python's classes. Another call would make one like it.
+bool is_made_of_constants(Machine& m, PyObject* o, std::vector<Known*>* existing, int depth = 0) {
+  constexpr int kDeepest = 12;
+  if (m.is_constant(o)) return true;
+  if (Known* k = m.find(o)) {
+    if (k->kind == Known::Kind::Plain) existing->push_back(k);
+    return k->kind == Known::Kind::Plain;
+  }
+  const Class c = m.classify(o);
+  const bool instance = c == Class::Instance && is_made_of_references(Py_TYPE(o)) && !m.is_open_number(o) &&
+                        !m.made_types.count(reinterpret_cast<PyObject*>(Py_TYPE(o)));
+  if (depth == kDeepest || !(instance || is_container(c))) return false;
+  std::vector<PyObject*> parts;
+  const auto add = [](PyObject* part, void* to) {
+    static_cast<std::vector<PyObject*>*>(to)->push_back(part);
+    return 0;
+  };
+  Py_TYPE(o)->tp_traverse(o, add, &parts);
+  return std::ranges::all_of(parts, [&](PyObject* part) { return is_made_of_constants(m, part, existing, depth + 1); });
+}
+
+/// Whether it is known what the key of such arguments depends on: the captured code's own objects are hashed by it, so
+/// that what their classes' code reads is guarded. Null without an error if it is not.
+PyObject* settle_hashes(Machine& m, const std::vector<PyObject*>& made) {
+  static PyObject* hash = PyDict_GetItemString(PyEval_GetBuiltins(), "hash");
+  const Machine::Moment before = m.now();
+  for (PyObject* o : made)
+    if (!py::Ref::steal(m.call(hash, &o, 1, nullptr))) return nullptr;
+  return m.refusal_since(before, /*checkpointed=*/false) ? nullptr : Py_None;
+}
+
 void note_objects(Machine& m, PyObject* made) {
   if (!has_parts(made) || m.find(made)) return;  // an existing object stands for itself
   const std::vector<PyObject*> parts = parts_of(made);
@@ -186,12 +226,24 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
       std::all_of(args, args + all, [this](PyObject* o) { return is_open_key(*this, o); }))
     return call_with_sizes(*this, wrapper, wrapped.get(), args, nargsf, kwnames);
   bool plain = true;
-  for (size_t i = 0; plain && i < all; ++i) plain = is_constant(args[i]) || find_plain(args[i]);
+  std::vector<PyObject*> made;
+  std::vector<Known*> parts;
+  for (size_t i = 0; plain && i < all; ++i) {
+    if (is_constant(args[i]) || find_plain(args[i])) continue;
+    plain = !trusted && is_made_of_constants(*this, args[i], &parts);
+    made.push_back(args[i]);
+  }
+  if (plain && cache->maxsize != 0 && !made.empty()) {
+    plain = settle_hashes(*this, made) != nullptr;
+    if (PyErr_Occurred()) return nullptr;
+    for (const Known* k : parts) guard(Guard::Kind::Is, k->source, k->real.get());
+  }
   if (plain && cache->maxsize != 0) {
     py::Ref r = py::Ref::steal(call_for_real(*this, wrapper, args, nargsf, kwnames));
     if (!r || is_constant(r.get())) return r.release();  // a constant stays right
     bool quiet = !trusted;
-    for (size_t i = 0; quiet && i < all; ++i) quiet = is_constant(args[i]) || has_identity_hash(args[i]);
+    for (size_t i = 0; quiet && i < all; ++i)
+      quiet = is_constant(args[i]) || has_identity_hash(args[i]) || std::ranges::count(made, args[i]);
     if (PyObject* seen = quiet ? see_cached(wrapper, r.get()) : nullptr; seen || PyErr_Occurred()) return seen;
     if (!trusted) --cache->hits;  // the call that eager makes behind the break finds this result
   }
