@@ -23,6 +23,7 @@ LAYERS = {
     "more padding than slices": (lambda: nn.Conv3d(3, 4, 3, padding=(3, 1, 1)), (1, 3, 2, 6, 6)),
     "more dilation than slices": (lambda: nn.Conv3d(3, 4, 3, padding=(5, 1, 1), dilation=(5, 1, 1)), (1, 3, 3, 6, 6)),
     "one volume without a batch": (lambda: nn.Conv3d(3, 4, 3, padding=1), (3, 4, 6, 6)),
+    "large kernel": (lambda: nn.Conv3d(8, 8, 5, padding=2), (1, 8, 6, 8, 8)),
     "groups": (lambda: nn.Conv3d(4, 6, 3, groups=2, padding=1), (2, 4, 4, 6, 6)),
     "twice as large": (lambda: nn.ConvTranspose3d(5, 4, 2, 2), (2, 5, 3, 4, 5)),
     "transposed": (lambda: nn.ConvTranspose3d(5, 4, 3, stride=2, padding=1, output_padding=1), (2, 5, 3, 4, 5)),
@@ -176,3 +177,10 @@ def test_other_dtypes_are_library_calls():
         module, x = nn.Conv3d(3, 4, 3, padding=1).to(dtype), torch.randn(1, 3, 4, 5, 5, dtype=dtype)
         with torch.no_grad():
             torch.testing.assert_close(kiln.compile(module)(x), module(x))
+
+
+def test_transposed_ones_in_groups_keep_the_layout_of_eager():
+    # Between convolutions that take channels-last volumes; ATen leaves taps of its gradient unwritten for those.
+    torch.manual_seed(0)
+    up = nn.ConvTranspose3d(64, 64, 7, stride=2, padding=3, groups=64)
+    check(nn.Sequential(nn.Conv3d(8, 64, 1), up, nn.Conv3d(64, 8, 1)), torch.randn(1, 8, 4, 4, 4))
