@@ -336,3 +336,18 @@ def test_keys_that_hold_tensors_are_left_to_the_program():
     for _ in range(3):
         assert torch.equal(compiled(x), f(x))
     assert breaks(f, x) > 0
+
+
+def test_keys_that_equal_no_other_are_new_in_each_call():
+    built = []
+
+    @functools.lru_cache(None)
+    def build(recipe):
+        built.append(recipe)
+        return [len(built)]
+
+    compiled = kiln.compile(lambda x: x * build(Recipe([3], []))[0])
+    x = torch.randn(3)
+    for n in range(1, 4):
+        assert torch.equal(compiled(x), x * n)
+    assert len(built) == 3

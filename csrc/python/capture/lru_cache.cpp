@@ -107,8 +107,12 @@ bool is_made_of_references(PyTypeObject* t) {
   return t == namespace_type || t->tp_dealloc == of_class_statement;
 }
 
+/// Whether objects of this class are told from all others.
+bool compares_by_address(PyTypeObject* t) { return t->tp_richcompare == PyBaseObject_Type.tp_richcompare; }
+
 /// The existing objects that `o`, which the captured code made, consists of, if it consists of those and constants
-/// alone all the way down: containers, and instances of Python's classes. Another call would make one like it.
+/// alone all the way down: containers, and instances of Python's classes that are compared by what they hold. Another
+/// call would make one like it, and find what this one's was.
 bool is_made_of_constants(Machine& m, PyObject* o, std::vector<Known*>* existing, int depth = 0) {
   constexpr int kDeepest = 12;
   if (m.is_constant(o)) return true;
@@ -117,8 +121,8 @@ bool is_made_of_constants(Machine& m, PyObject* o, std::vector<Known*>* existing
     return k->kind == Known::Kind::Plain;
   }
   const Class c = m.classify(o);
-  const bool instance = c == Class::Instance && is_made_of_references(Py_TYPE(o)) && !m.is_open_number(o) &&
-                        !m.made_types.count(reinterpret_cast<PyObject*>(Py_TYPE(o)));
+  const bool instance = c == Class::Instance && is_made_of_references(Py_TYPE(o)) && !compares_by_address(Py_TYPE(o)) &&
+                        !m.is_open_number(o) && !m.made_types.count(reinterpret_cast<PyObject*>(Py_TYPE(o)));
   if (depth == kDeepest || !(instance || is_container(c))) return false;
   std::vector<PyObject*> parts;
   const auto add = [](PyObject* part, void* to) {
