@@ -193,16 +193,18 @@ class Flattener {
   std::map<std::tuple<const Node*, uint32_t, Taps, int64_t>, std::pair<Value, const Node*>> stacks_;
 };
 
-}  // namespace
+/// Sizes of the convolution's result, which its gradients are computed from.
+const Sizes& result_sizes(const Node& n) {
+  return (is_convolution_backward(n) ? n.arg(0).value().meta() : n.results[0]).sizes;
+}
 
-namespace {
 /// Large kernels on pictures that are not tiny, with channels to fill its blocks: the library's direct convolution
 /// comes within a tenth of the multipliers' rate then (5 x 5 x 5 with 16 channels: 0.7 of its time, with 64 on 8 x 8
 /// pixels 0.75).
 bool library_is_faster(const Node& n) {
   constexpr int64_t kOurs = 9, kFewChannels = 8, kTiny = 64;
   const Sizes& weight = n.arg(operands(n) - 1).value().meta().sizes;
-  const Sizes& out = (is_convolution_backward(n) ? n.arg(0).value().meta() : n.results[0]).sizes;
+  const Sizes& out = result_sizes(n);
   return weight[3] * weight[4] > kOurs && std::min(weight[0], weight[1]) >= kFewChannels && out[3] * out[4] >= kTiny;
 }
 }  // namespace
@@ -210,9 +212,11 @@ bool library_is_faster(const Node& n) {
 bool is_volume_convolution(const Node& n) {
   if (!is_float_convolution(n, 5) || groups_of(n) != 1 || !has_elements(n) || is_patch_convolution(n)) return false;
   int64_t read = n.arg(operands(n) - 2).value().meta().sizes[2];
-  int64_t places = (is_convolution_backward(n) ? n.arg(0).value().meta() : n.results[0]).sizes[2];
-  if (is_transposed(n)) std::swap(read, places);
-  if (!is_transposed(n) && library_is_faster(n)) return false;
+  int64_t places = result_sizes(n)[2];
+  if (is_transposed(n))
+    std::swap(read, places);
+  else if (library_is_faster(n))
+    return false;
   const Taps taps = taps_of(n);
   // A tap that lies in the padding everywhere is not worth rules of its own.
   return places > 0 && taps.first(taps.kernel - 1) < read && taps.first(0) + (places - 1) * taps.stride >= 0;

@@ -134,13 +134,13 @@ bool is_made_of_constants(Machine& m, PyObject* o, std::vector<Known*>* existing
 }
 
 /// Whether it is known what the key of such arguments depends on: the captured code's own objects are hashed by it, so
-/// that what their classes' code reads is guarded. Null without an error if it is not.
-PyObject* settle_hashes(Machine& m, const std::vector<PyObject*>& made) {
+/// that what their classes' code reads is guarded. False, perhaps with an error, if it is not.
+bool settle_hashes(Machine& m, const std::vector<PyObject*>& made) {
   static PyObject* hash = PyDict_GetItemString(PyEval_GetBuiltins(), "hash");
   const Machine::Moment before = m.now();
   for (PyObject* o : made)
-    if (!py::Ref::steal(m.call(hash, &o, 1, nullptr))) return nullptr;
-  return m.refusal_since(before, /*checkpointed=*/false) ? nullptr : Py_None;
+    if (!py::Ref::steal(m.call(hash, &o, 1, nullptr))) return false;
+  return !m.refusal_since(before, /*checkpointed=*/false);
 }
 
 void note_objects(Machine& m, PyObject* made) {
@@ -238,7 +238,7 @@ PyObject* Machine::call_cached(PyObject* wrapper, PyObject* const* args, size_t 
     made.push_back(args[i]);
   }
   if (plain && cache->maxsize != 0 && !made.empty()) {
-    plain = settle_hashes(*this, made) != nullptr;
+    plain = settle_hashes(*this, made);
     if (PyErr_Occurred()) return nullptr;
     for (const Known* k : parts) guard(Guard::Kind::Is, k->source, k->real.get());
   }
