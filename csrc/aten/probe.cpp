@@ -161,6 +161,11 @@ bool is_about_dtypes(const std::string& message) {
   return false;
 }
 
+/// Whether the elements of a mask say how many values an in-place write takes.
+bool selects_by_mask(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  return op.op.name().find("index_put") != std::string::npos && has_mask(args[1]);
+}
+
 struct Call {
   std::string key;
   int64_t elements = 0;
@@ -231,7 +236,7 @@ std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) 
     std::optional<std::string> first = complaint(op, args, Fill::Zeros, shrunken);
     if (first && complaint(op, args, Fill::Ordinary, shrunken)) refusal = op.op.name() + " in eager: " + *first;
   }
-  if (shrunken && !is_about_dtypes(refusal)) refusal.clear();
+  if ((shrunken || selects_by_mask(op, args)) && !is_about_dtypes(refusal)) refusal.clear();
   std::lock_guard lock(mutex);
   if (known.size() > 10000) known.clear();
   return known.emplace(call.key, refusal).first->second;

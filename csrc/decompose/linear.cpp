@@ -91,8 +91,21 @@ Value fused_product(Builder& b, const Node& n, Value x, Value y) {
   return row ? b.sum(b.mul(turned(x), y), {left}, true) : b.sum(b.mul(x, turned(y)), {right}, true);
 }
 
+/// A batch of matrices by one and the same (F.linear of a tensor whose rows do not follow each other, before it is
+/// copied): the product of all their rows by it. Null if it is no such batch.
+Value product_of_rows(Builder& b, Value x, Value y) {
+  const TensorMeta &mx = x.meta(), &my = y.meta();
+  if (mx.dim() != 3 || mx.sizes[0] == 1 || mx.numel() == 0 || my.numel() == 0 || my.strides[0] != 0) return {};
+  if (mx.strides[0] != mx.sizes[1] * mx.strides[1]) return {};
+  const Value rows = b.view(x, {mx.sizes[0] * mx.sizes[1], mx.sizes[2]});
+  const Value xy = b.call("aten::mm", {rows, b.call("aten::select.int", {y, Arg(0), Arg(0)})});
+  return b.view(xy, {mx.sizes[0], mx.sizes[1], my.sizes[2]});
+}
+
 bool product(Builder& b, const Node& n, std::vector<Value>& out) {
-  out = {fused_product(b, n, n.arg(0).value(), n.arg(1).value())};
+  const Value x = n.arg(0).value(), y = n.arg(1).value();
+  out = {fused_product(b, n, x, y)};
+  if (!out[0]) out[0] = product_of_rows(b, x, y);
   return static_cast<bool>(out[0]);
 }
 

@@ -34,14 +34,16 @@ def run_in_eager_if(condition, number):
     _C._number("eager_if", condition, number.sources)
 
 
-def decide(condition, number):
-    """The truth of `condition`, a bool tensor, for a branch. A guard of its own tells calls for which it is another."""
-    return _C._number("decide", condition, number.sources)
+def decide(condition, number, numpy=None):
+    """The truth of `condition`, a bool tensor, for a branch. A guard of its own tells calls for which it is another. A bool,
+    or one of NumPy's for its floats."""
+    return _C._number("decide", condition, number.sources, numpy)
 
 
-def value(tensor):
-    """The float or int that a number is when the captured part is left."""
-    return tensor.item() if isinstance(tensor, torch.Tensor) else tensor
+def value(tensor, of_class=None):
+    """The float or int that a number is when the captured part is left; a float of the class `of_class`."""
+    number = tensor.item() if isinstance(tensor, torch.Tensor) else tensor
+    return number if of_class is None or type(number) is of_class else of_class(number)
 
 
 def item(tensor, source, bound):
@@ -55,6 +57,11 @@ def item(tensor, source, bound):
 def joined(a, b):
     """The sources of both numbers."""
     return a.sources if a.sources == b.sources else a.sources + tuple([s for s in b.sources if s not in a.sources])
+
+
+def of_numpy(value, numpy):
+    """The constant `value` of NumPy's class, as an operand of other numbers."""
+    return Number(constant(value), (), value != 0, numpy=numpy)
 
 
 def sources_of(a, b):
@@ -72,6 +79,13 @@ def is_constant(o):
 def is_int(o):
     """Of numbers and constants."""
     return o.bound is not None if is_number(o) else type(o) is not float
+
+
+def numpy_of(a, b):
+    """The class of a float that is computed of both, if it is NumPy's: it is as soon as one of them is."""
+    if is_number(a) and a.numpy is not None:
+        return a.numpy
+    return b.numpy if is_number(b) else None
 
 
 def bound_of(o):
@@ -97,26 +111,37 @@ def whole(tensor, a, b, bound):
     return result
 
 
+def real(tensor, a, b):
+    """A float computed of `a` and `b`."""
+    numpy = numpy_of(a, b)
+    if numpy is None:
+        return Number(tensor, sources_of(a, b))
+    return finite(tensor, sources_of(a, b), numpy)  # NumPy warns of what is not
+
+
 class Number:
     """Stands for a float that the graph has as a 0-dim float64 tensor, or an int that it has as one of int64. What needs its
     value ends the attempt."""
 
-    __slots__ = ("bound", "nonzero", "sources", "tensor")
+    __slots__ = ("bound", "nonzero", "numpy", "sources", "tensor")
 
-    def __init__(self, tensor, sources, nonzero=False, bound=None):
+    def __init__(self, tensor, sources, nonzero=False, bound=None, numpy=None):
         self.tensor = tensor  # 0-dim
         self.sources = sources  # of the floats, ints and item() calls that it was computed from
         self.nonzero = nonzero  # known to be no zero
         self.bound = bound  # an int: its magnitude is no larger. None: a float
+        self.numpy = numpy  # np.float64, if it is one
 
     @property
     def __class__(self):  # isinstance(number, float)
+        if self.numpy is not None:
+            return self.numpy
         return float if self.bound is None else int
 
     def __neg__(self):
         if self.bound is not None and self.bound > LARGEST:
             specialize(self)
-        return Number(-self.tensor, self.sources, self.nonzero, self.bound)
+        return Number(-self.tensor, self.sources, self.nonzero, self.bound, self.numpy)
 
     def __pos__(self):
         return self
@@ -124,7 +149,7 @@ class Number:
     def __abs__(self):
         if self.bound is not None and self.bound > LARGEST:
             specialize(self)
-        return Number(self.tensor.abs(), self.sources, self.nonzero, self.bound)
+        return Number(self.tensor.abs(), self.sources, self.nonzero, self.bound, self.numpy)
 
     def __bool__(self):
         return decide(self.tensor != 0, self)
@@ -170,7 +195,7 @@ CHARACTER = re.compile(r"%[^%a-z]*c|:[^{}]*c}|^[^%{]*c$")
 def sample(o):
     """An argument of text() with some number in the place of one that is not known. TypeError for what has no such."""
     if type(o) is Number:
-        return 0.5 if o.bound is None else 1
+        return 1 if o.bound is not None else 0.5 if o.numpy is None else o.numpy(0.5)
     if type(o) is Text:
         return o.sample
     if type(o) is Size:
@@ -209,7 +234,7 @@ def divide(a, b):
     if is_int(a) and is_int(b) and max(bound_of(a), bound_of(b)) > EXACT:  # Python rounds once
         specialize(a if is_number(a) else b)
     # The dividend is a tensor: a number divided by a tensor is a product with its reciprocal.
-    return Number((as_operand(a) if is_number(a) else constant(a)) / as_operand(b), sources_of(a, b))
+    return real((as_operand(a) if is_number(a) else constant(a)) / as_operand(b), a, b)
 
 
 def quotient_operands(a, b):
@@ -223,7 +248,7 @@ def quotient_operands(a, b):
 def floor_divide(a, b):
     ints, x, y = quotient_operands(a, b)
     quotient = torch.div(x, y, rounding_mode="floor")
-    return whole(quotient, a, b, bound_of(a)) if ints else Number(quotient, sources_of(a, b))
+    return whole(quotient, a, b, bound_of(a)) if ints else real(quotient, a, b)
 
 
 def remainder(a, b):
@@ -232,7 +257,7 @@ def remainder(a, b):
     if ints:
         return whole(rest, a, b, bound_of(b))
     # Python gives a zero the divisor's sign.
-    return Number(torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), y), rest), sources_of(a, b))
+    return real(torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), y), rest), a, b)
 
 
 def want_numbers(*operands):
@@ -248,9 +273,9 @@ def quotient_and_remainder(a, b):
     return floor_divide(a, b), remainder(a, b)
 
 
-def finite(tensor, sources):
-    """A float for which Python may raise an exception instead of being infinite or NaN."""
-    result = Number(tensor, sources)
+def finite(tensor, sources, numpy=None):
+    """A float for which Python may raise an exception, and NumPy warn, instead of being infinite or NaN."""
+    result = Number(tensor, sources, numpy=numpy)
     run_in_eager_if((tensor.abs() < math.inf).logical_not(), result)
     return result
 
@@ -269,7 +294,7 @@ def power(a, b, modulo=None):
             return whole(torch.pow(a.tensor, int(b)), a, b, a.bound ** int(b))
     exponent = as_operand(b) if is_number(b) else constant(b)
     # Python raises for overflow and for zero to a negative power, and gives complex numbers for roots of negative ones.
-    return finite(torch.pow(as_operand(a), exponent), sources_of(a, b))
+    return finite(torch.pow(as_operand(a), exponent), sources_of(a, b), numpy_of(a, b))
 
 
 def arithmetic(name, bound):
@@ -278,7 +303,7 @@ def arithmetic(name, bound):
 
     def compute(a, b):
         if not (is_int(a) and is_int(b)):
-            return Number(function(as_operand(a), as_operand(b)), sources_of(a, b))
+            return real(function(as_operand(a), as_operand(b)), a, b)
         for o in (a, b):
             if bound_of(o) > LARGEST:
                 specialize(a if is_number(a) else b)
@@ -328,7 +353,8 @@ def comparison(name):
             condition = function(self.tensor, other.tensor if is_number(other) else int(other))
         else:
             condition = function(as_operand(self), as_operand(other))
-        return decide(condition, self if not is_number(other) else Number(None, joined(self, other)))
+        both = self if not is_number(other) else Number(None, joined(self, other))
+        return decide(condition, both, numpy_of(self, other))
 
     return method
 
@@ -404,6 +430,10 @@ def smallest(*args):
     return select(operator.lt, args)
 
 
+def class_of(o):
+    return o.__class__ if is_number(o) else type(o)
+
+
 def first_number(args):
     return next(a for a in args if is_number(a))
 
@@ -415,7 +445,7 @@ def select(wins, args):
     for a in args:
         if not (is_number(a) or type(a) is int or type(a) is float):
             specialize(number)
-    if is_int(args[0]) != is_int(args[1]):  # either class may come out
+    if class_of(args[0]) is not class_of(args[1]):  # either may come out
         return args[1] if wins(args[1], args[0]) else args[0]
     bound = max(bound_of(args[0]), bound_of(args[1])) if is_int(number) else None
     if bound is not None and bound > LARGEST:
@@ -423,7 +453,7 @@ def select(wins, args):
     a, b = [x.tensor if is_number(x) else x for x in args]
     # The larger of a positive constant and anything is no zero.
     nonzero = [not is_number(c) and wins(c, 0) for c in args]
-    return Number(torch.where(wins(b, a), b, a), sources_of(*args), nonzero[0] or nonzero[1], bound)
+    return Number(torch.where(wins(b, a), b, a), sources_of(*args), nonzero[0] or nonzero[1], bound, number.numpy)
 
 
 def square_root(number):
@@ -502,7 +532,7 @@ def key_in(container, number):
 
 
 def as_float(number):
-    return number if number.bound is None else Number(as_operand(number), number.sources)
+    return number if class_of(number) is float else Number(as_operand(number), number.sources, number.nonzero)
 
 
 def as_tensor(number, dtype=None, **others):
@@ -510,7 +540,8 @@ def as_tensor(number, dtype=None, **others):
     if not is_number(number) or len(others) > 0:
         specialize(first_number((number, dtype, *others.values())))
     if dtype is None:
-        dtype = torch.get_default_dtype() if number.bound is None else torch.int64
+        of_python = torch.get_default_dtype() if number.bound is None else torch.int64
+        dtype = of_python if number.numpy is None else torch.float64
     if dtype is torch.int64 and number.bound is not None:
         return number.tensor.clone()
     if dtype is not torch.float32 and dtype is not torch.float64:

@@ -54,6 +54,7 @@ OPTIMIZERS = {
 SCHEDULERS = {
     "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
     "warmup from zero": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: min(k, 5) / 5),
+    "of NumPy's": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: np.cos(k / 20)),
     "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=40, cycle_momentum=False),
 }
 
@@ -146,8 +147,9 @@ def arithmetic(x, w):
     return z, torch.where(x > w, x, w), x.sum() * w, w * 3, [w, w + 1]
 
 
+@pytest.mark.parametrize("kind", [float, np.float64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int64], ids=str)
-def test_arithmetic(dtype):
+def test_arithmetic(dtype, kind):
     def f(x, w):
         if x.is_complex():
             return x * w + w, (x - w) * (2 * w)
@@ -157,7 +159,7 @@ def test_arithmetic(dtype):
 
     x = X.to(dtype)
     compiled = kiln.compile(f)
-    for w in VALUES:
+    for w in map(kind, VALUES):
         torch.testing.assert_close(compiled(x, w), f(x, w), equal_nan=True)
     assert compiles(compiled) == 2
 
@@ -174,6 +176,7 @@ def test_gradients_pass_by():
         torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.parametrize("kind", [float, np.float64])
 @pytest.mark.parametrize(
     "use",
     [
@@ -201,11 +204,13 @@ def test_gradients_pass_by():
         lambda x, w: torch._foreach_mul([x, x + 1], [w, w])[1],
         lambda x, w: x.double().add(x, alpha=w),
         lambda x, w: (x + 1, {"w": w, "twice": w * 2}, (w,)),
+        lambda x, w: (x * w, w > 0.3, w == 0.25, not w, 1 - w, -w, abs(w), float(w) * 2, max(w, 0.3), max(w, w + 1)),
+        lambda x, w: (x * w, 2**w, (w * w) ** 0.5, 3 / (w * w + 1), math.sqrt(w * w), repr(w), round(w, 1), round(w)),
     ],
 )
-def test_what_needs_the_value_gets_it(use):
+def test_what_needs_the_value_gets_it(use, kind):
     compiled = kiln.compile(use)
-    for w in VALUES[:7]:
+    for w in map(kind, VALUES[:7]):
         expected, found = use(X, w), compiled(X, w)
         torch.testing.assert_close(found, expected, equal_nan=True) if isinstance(expected, torch.Tensor) else compare(
             expected, found
@@ -236,6 +241,28 @@ def test_division_by_zero_raises():
         torch.testing.assert_close(compiled(X, w), f(X, w))
     with pytest.raises(ZeroDivisionError):
         compiled(X, 0.0)
+
+
+def test_what_numpy_warns_of_it_warns_of():
+    def f(x, w):
+        return x * (1.0 / w), w * 1e300
+
+    compiled = kiln.compile(f)
+    for w in map(np.float64, (0.5, 0.25, 2.0)):
+        compare(f(X, w), compiled(X, w))
+    assert compiles(compiled) == 2
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        found = compiled(X, np.float64(0.0))
+    assert found[0].isinf().all()
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        assert compiled(X, np.float64(1e30))[1] == math.inf
+
+
+def test_a_float_becomes_numpys():
+    compiled = kiln.compile(lambda x, w: (x * w, w))
+    for w in (0.5, np.float64(0.5), 0.25, np.float64(0.75), np.float64(0.125), 3.0):
+        compare((X * w, w), compiled(X, w))
+    assert compiles(compiled) <= 4  # with two constants, and of either class with one that changes
 
 
 def test_attributes_and_globals():
@@ -317,8 +344,9 @@ def bits(o):
     return tuple(map(bits, o)) if isinstance(o, tuple) else (type(o), o.hex() if isinstance(o, float) else o)
 
 
+@pytest.mark.parametrize("kind", [float, np.float64])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_functions_of_numbers_give_pythons_results(function):
+def test_functions_of_numbers_give_pythons_results(function, kind):
     use = FUNCTIONS[function]
 
     def f(x, a):
@@ -327,7 +355,7 @@ def test_functions_of_numbers_give_pythons_results(function):
     compiled = kiln.compile(f)
     generator = random.Random(0)
     for a in [0.25, 0.0, -0.0, 2.5, -2.5, 3.5, -7.0, 1e-300, *[generator.uniform(-20, 20) for _ in range(200)]]:
-        assert bits(compiled(X, a)[1]) == bits(use(a)), a
+        assert bits(compiled(X, kind(a))[1]) == bits(use(kind(a))), a
     assert compiles(compiled) <= 2
 
 

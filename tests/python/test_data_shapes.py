@@ -281,3 +281,24 @@ def test_a_flag_in_a_buffer():
     for flag in (True, False, True):
         assert_same(chosen(X, torch.tensor(flag)), f(X, torch.tensor(flag)))
     assert len(chosen._entries) == 2
+
+
+def written(x, index, value, accumulate=False):
+    return torch.ops.aten.index_put(x, index, value, accumulate)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda x, rows, mask, v: written(x, [None, rows, mask], v[0, 0]),
+        lambda x, rows, mask, v: written(x, [None, rows, mask], v[0, 0], accumulate=True),
+        lambda x, rows, mask, v: written(x, [rows[:1], rows, mask], v[0]),
+        lambda x, rows, mask, v: written(x[0].t(), [mask], v),
+    ],
+)
+def test_where_to_write_may_depend_on_values_that_are_not_decided(store):
+    """The result's shape does not, so the call stays in the graph, and raises what eager raises."""
+    x, rows, v = torch.randn(1, 2, 3), torch.tensor([0, 1]), torch.randn(2, 2)
+    for scores in ([1.0, 1.0, -1.0], [-1.0, 1.0, 1.0]):
+        check(lambda x, s, v: store(x, rows, s > 0, v), x, torch.tensor(scores), v, fullgraph=True)
+    check(lambda x, s, v: store(x, rows, s > 0, v), x, torch.ones(3), v)  # three of two

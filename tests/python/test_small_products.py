@@ -60,3 +60,22 @@ def test_a_filter_of_kalman():
     transition = (torch.eye(4) + torch.eye(4).roll(2, 1).triu() * 0.1).expand(30, 4, 4)
     args = torch.randn(6, 30, 2), transition, torch.tensor(0.1)
     check(filtered, *args, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_that_do_not_follow_each_other_are_one_product(dtype, bias, capfd):
+    """F.linear of such rows is a batch of products by one matrix, which a library takes one at a time."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(96, 80, bias=bias).to(dtype).requires_grad_(False)
+    x = torch.randn(6, 5, 7, 96, dtype=dtype).transpose(1, 2)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    check(layer, x, grad=False, **tolerance)
+    kiln.set_logs("output_code")
+    try:
+        kiln.compile(layer)(x)
+    finally:
+        kiln.set_logs("")
+    text = capfd.readouterr().err
+    assert "aten::bmm" not in text
+    assert "aten::mm" in text or "aten::addmm" in text

@@ -385,7 +385,10 @@ class Machine {
   /// The kiln._numbers.Number that stands for `o`, a float or an int. New reference.
   PyObject* number_for(PyObject* o, const SourcePtr& source);
   bool is_number(PyObject* o) const;
-  /// float or int. Borrowed.
+  /// A Number that is the constant `o`, a np.float64, for its arithmetic with other numbers; null for other objects,
+  /// and with an exception if its value cannot be read.
+  py::Ref number_of_numpy(PyObject* o);
+  /// float, np.float64 or int. Borrowed.
   static PyObject* class_of_number(PyObject* number);
   /// The first number or text among `args`, with `nested` also in lists and tuples; borrowed, or null.
   PyObject* number_among(PyObject* const* args, size_t n, bool nested = false) const;

@@ -27,6 +27,15 @@ constexpr const char* kItem = "item() at ";
 
 PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
 
+/// np.True_ or np.False_.
+PyObject* truth_of_numpy(PyObject* truth) {
+  static PyObject* const type = [] {
+    const py::Ref numpy = py::check(py::import_module("numpy"));
+    return py::check(PyObject_GetAttrString(numpy.get(), "bool_")).release();
+  }();
+  return PyObject_CallOneArg(type, truth);
+}
+
 /// What the element of an int tensor cannot exceed in magnitude.
 uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
   // How many of so many are true: a metric, as a rule.
@@ -54,6 +63,8 @@ PyObject* Machine::class_of_number(PyObject* number) {
     return reinterpret_cast<PyObject*>(Py_TYPE(sample.get()));
   }
   const py::Ref bound = py::check(PyObject_GetAttrString(number, "bound"));
+  const py::Ref of_numpy = py::check(PyObject_GetAttrString(number, "numpy"));
+  if (of_numpy.get() != Py_None) return of_numpy.get();  // the class is NumPy's, and lives on
   return reinterpret_cast<PyObject*>(bound.get() == Py_None ? &PyFloat_Type : &PyLong_Type);
 }
 
@@ -64,7 +75,7 @@ bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
     return options.changing_numbers->count(text) && !options.constant_numbers.count(text);
   };
   const auto may = [&](PyObject* x) {
-    return PyFloat_CheckExact(x) ? options.floats_change : options.ints_change && guards::is_small_int(x);
+    return py::is_float(x) ? options.floats_change : options.ints_change && guards::is_small_int(x);
   };
   const auto is = [&](PyObject* x, const SourcePtr& s) { return opens_int(x, s) || (may(x) && changes(s)); };
   if (!PyTuple_CheckExact(o)) return is(o, source);
@@ -90,15 +101,24 @@ PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
   if (whole)
     guard(Guard::Kind::SmallInt, source);
   else
-    guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(&PyFloat_Type), py311::type_version(&PyFloat_Type));
+    guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
   has_numbers = true;
   Paused plainly(*this);
   py::Ref bound = whole ? py::Ref::steal(PyLong_FromLongLong(guards::kSmallInt - 1)) : py::Ref::borrow(Py_None);
-  py::Ref number = py::Ref::steal(PyObject_CallFunction(reinterpret_cast<PyObject*>(number_type()), "O(s)OO",
-                                                        fake.get(), text.c_str(), Py_False, bound.get()));
+  const bool of_numpy = !whole && !PyFloat_CheckExact(o);
+  py::Ref number = py::Ref::steal(PyObject_CallFunction(reinterpret_cast<PyObject*>(number_type()), "O(s)OOO",
+                                                        fake.get(), text.c_str(), Py_False, bound.get(),
+                                                        of_numpy ? reinterpret_cast<PyObject*>(Py_TYPE(o)) : Py_None));
   if (!number) return nullptr;
   number_sources[number.get()] = source;
   return (numbers[text] = number).new_ref();
+}
+
+py::Ref Machine::number_of_numpy(PyObject* o) {
+  if (!py::is_float(o) || PyFloat_CheckExact(o) || !reads(o)) return {};
+  static PyObject* const of_numpy = function_of("of_numpy");
+  const py::Ref plain = py::Ref::steal(PyFloat_FromDouble(PyFloat_AS_DOUBLE(o)));
+  return py::Ref::steal(PyObject_CallFunctionObjArgs(of_numpy, plain.get(), Py_TYPE(o), nullptr));
 }
 
 PyObject* Machine::number_step(PyObject* const* args, size_t n) {
@@ -111,11 +131,13 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
     return asked ? Py_NewRef(Py_None) : need_values(args[2]);
   }
   if (PyUnicode_CompareWithASCIIString(args[0], "decide") == 0) {
-    KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
+    KILN_CHECK(n == 4 && py::is_tensor(args[1]), "a condition is a tensor");
     const at::Tensor condition = THPVariable_Unpack(args[1]);
     std::optional<bool> truth = asserted_truth();
     if (!truth || !assert_that(condition, *truth)) truth = decide(condition);
-    return truth ? Py_NewRef(*truth ? Py_True : Py_False) : need_values(args[2]);
+    if (!truth) return need_values(args[2]);
+    PyObject* const of_python = *truth ? Py_True : Py_False;
+    return args[3] == Py_None ? Py_NewRef(of_python) : truth_of_numpy(of_python);
   }
   if (PyUnicode_CompareWithASCIIString(args[0], "text") == 0) return need_text();
   return need_values(args[1]);

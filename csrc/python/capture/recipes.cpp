@@ -3,6 +3,7 @@
 
 #include "aten/autograd.h"
 #include "aten/fake.h"
+#include "aten/transforms.h"
 #include "base/error.h"
 #include "python/capture/callables.h"
 #include "python/capture/leaver.h"
@@ -14,6 +15,9 @@ using SK = guards::Source::Kind;
 
 RecipePtr Leaver::output(PyObject* tensor) {
   const at::Tensor t = THPVariable_Unpack(tensor);
+  // Its history is that of a level of its own, which no graph has.
+  if (aten::is_wrapper(t) && t.requires_grad())
+    throw NotRebuildable{"a tensor that a transform differentiates (torch.func.vjp's function holds such)"};
   auto [it, first] = outputs_.emplace(t.unsafeGetTensorImpl(), static_cast<int64_t>(m.trace.graph().outputs().size()));
   if (first) {
     const graph::Value v = m.trace.value_of(t);
@@ -292,6 +296,8 @@ RecipePtr Leaver::recipe(PyObject* o) {
     r->object = py::Ref::borrow(number_value_function());
     py::Ref tensor = py::Ref::steal(PyObject_GetAttrString(o, "tensor"));
     r->parts.push_back(recipe(tensor.get()));
+    const py::Ref of_numpy = py::check(PyObject_GetAttrString(o, "numpy"));
+    if (of_numpy.get() != Py_None) r->parts.push_back(constant(of_numpy.get()));
     return r;
   }
   auto it = made_.find(o);

@@ -2,6 +2,8 @@
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <string_view>
+
 namespace kiln::py {
 
 /// Whether `o` is a torch.Tensor, by its type alone. PyTorch's THPVariable_Check asks isinstance(), which reads
@@ -10,10 +12,15 @@ inline bool is_tensor(PyObject* o) {
   return THPVariableClass && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
 
+/// Whether `o` is a float, or the float of NumPy's that is one (np.float64).
+inline bool is_float(PyObject* o) {
+  return PyFloat_CheckExact(o) || (PyFloat_Check(o) && std::string_view(Py_TYPE(o)->tp_name) == "numpy.float64");
+}
+
 /// What a graph gets for a tensor, or, as a 0-dim tensor of float64 or int64, for a float or int that it computes with.
-/// `o` is exactly one of these, and the int fits.
+/// `o` is one of these, and the int fits.
 inline at::Tensor graph_input(PyObject* o) {
-  if (PyFloat_CheckExact(o)) return at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
+  if (PyFloat_Check(o)) return at::scalar_tensor(PyFloat_AS_DOUBLE(o), at::TensorOptions().dtype(at::kDouble));
   if (PyLong_CheckExact(o))
     return at::scalar_tensor(int64_t{PyLong_AsLongLong(o)}, at::TensorOptions().dtype(at::kLong));
   return THPVariable_Unpack(o);

@@ -462,7 +462,7 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
   std::vector<Change> changed;
   const auto differ = [](PyObject* a, PyObject* b) {
     if (PyLong_CheckExact(a) && PyLong_CheckExact(b)) return PyObject_RichCompareBool(a, b, Py_NE) == 1;
-    return PyFloat_CheckExact(a) && PyFloat_CheckExact(b) && PyFloat_AS_DOUBLE(a) != PyFloat_AS_DOUBLE(b);
+    return py::is_float(a) && py::is_float(b) && PyFloat_AS_DOUBLE(a) != PyFloat_AS_DOUBLE(b);
   };
   const auto alike = [](PyObject* a, PyObject* b) {
     return a != b && PyFunction_Check(a) && PyFunction_Check(b) && PyFunction_GET_CODE(a) == PyFunction_GET_CODE(b);
