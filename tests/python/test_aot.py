@@ -45,11 +45,12 @@ def test_function_with_compilers():
     assert len(forward) == 2
 
 
-def test_unboxed_callables_work():
-    compiled = aot.aot_function(lambda x: x.sin() * 2, lambda gm, inputs: gm.forward)
-    x = torch.randn(4, requires_grad=True)
-    compiled(x).sum().backward()
-    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+@pytest.mark.parametrize("compiler", [lambda gm, inputs: gm.forward, lambda gm, inputs: gm])
+def test_unboxed_callables_work(compiler):
+    compiled = aot.aot_function(lambda x, y: x.sin() * y, compiler)
+    x, y = torch.randn(4, requires_grad=True), torch.randn(4)
+    compiled(x, y).sum().backward()
+    torch.testing.assert_close(x.grad, y * x.detach().cos())
 
 
 def test_module_trains_as_in_eager():
