@@ -59,11 +59,22 @@ void collect(const c10::IValue& v, std::vector<at::Tensor>& out, bool& list) {
   }
 }
 
+/// Whether some result is a number, a bool or a string.
+bool returns_others(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& r) {
+    const auto kind = r.type()->kind();
+    return kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::FloatType ||
+           kind == c10::TypeKind::NumberType || kind == c10::TypeKind::BoolType || kind == c10::TypeKind::StringType;
+  });
+}
+
 /// Why a call of an operator stays outside of graphs; empty if nothing speaks against it.
 std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const auto& schema = op.schema();
   const std::string& name = op.operator_name().name;
   if (name == "aten::_make_dual" || name == "aten::_unpack_dual") return name + " is of forward-mode differentiation";
+  if (!name.starts_with("aten::") && returns_tensors(schema) && returns_others(schema))
+    return name + " returns other things than tensors";
   if (!schema.is_mutable()) return "";
   if (name == "aten::set_") return name + " gives a tensor other memory";
   if ((name == "aten::resize_" || name == "aten::resize_as_") && args[0].toTensor().requires_grad())

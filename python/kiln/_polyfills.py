@@ -284,8 +284,13 @@ def custom_function(cls, args, differentiated):
     """torch.autograd.Function.apply as captured code runs it: forward, then, if its result may be `differentiated`, backward
     for gradients that stand for those to come."""
     split = cls.setup_context is not torch.autograd.Function.setup_context
-    if split and getattr(cls.forward, "__defaults__", ()) is not None:  # apply fills them in
-        return NotImplemented
+    if split:  # apply fills defaults in
+        code, defaults = getattr(cls.forward, "__code__", None), getattr(cls.forward, "__defaults__", None) or ()
+        missing = -1 if code is None or cls.forward.__kwdefaults__ else code.co_argcount - len(args)
+        if missing > len(defaults) or (missing < 0 and (code is None or len(defaults) > 0)):
+            return NotImplemented
+        if missing > 0:
+            args = (*args, *defaults[len(defaults) - missing :])
     context = FunctionContext(tuple([isinstance(a, torch.Tensor) and a.requires_grad for a in args]))
     with torch.no_grad():
         if split:

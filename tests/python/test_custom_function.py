@@ -595,10 +595,15 @@ def test_defaults_with_setup_context():
             return g * ctx.n * ctx.saved_tensors[0] ** (ctx.n - 1), None
 
     f = lambda x: Power.apply(x).sum() + Power.apply(x, 3).sum()  # noqa: E731
-    for g in (f, kiln.compile(f)):
+    for g in (f, kiln.compile(f, fullgraph=True)):
         x = torch.full((3,), 2.0, requires_grad=True)
         g(x).backward()
         assert x.grad.tolist() == [16.0] * 3
+        assert g(x.detach()).item() == 36
+    with pytest.raises(TypeError):
+        kiln.compile(lambda x: Power.apply())(x)
+    with pytest.raises(TypeError):
+        kiln.compile(lambda x: Power.apply(x, 2, 3))(x)
 
 
 def test_writes_of_the_backward_happen_when_it_runs():

@@ -211,6 +211,33 @@ def test_another_operator_in_the_same_place(kind):
     assert_same(compiled(torch.ones(2)), torch.full((2,), 4.0))
 
 
+@torch.library.custom_op("kiln_test_custom::with_count", mutates_args=())
+def with_count(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return x * 2, x.shape[0]
+
+
+with_count.register_fake(lambda x: (torch.empty_like(x), x.shape[0]))
+with_count.register_autograd(lambda ctx, g, _: g * 2)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_operator_that_returns_a_number_breaks_the_graph(requires_grad):
+    def f(x):
+        y, count = with_count(x + 1)
+        return y.sin() * count, count
+
+    found, expected = [], []
+    for function, results in ((kiln.compile(f), found), (f, expected)):
+        x = torch.ones(3, requires_grad=requires_grad)
+        y, count = function(x)
+        if requires_grad:
+            y.sum().backward()
+        results += [y.detach(), count, x.grad]
+    assert_same(found, expected)
+    with pytest.raises(kiln.exc.GraphBreakError, match="returns other things than tensors"):
+        kiln.compile(f, fullgraph=True)(torch.ones(3))
+
+
 def test_an_operator_that_is_defined_anew():
     # As a notebook does whose cell runs again.
     def define(k):
