@@ -1,6 +1,7 @@
 """Compiled modules: a wrapper that is a module of the same class and shares the original's state."""
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ class OptimizedModule:
     """Marks what `kiln.compile(module)` returns.
 
     The wrapper's class derives from the module's own class, and its `__dict__` *is* the module's: parameters, buffers,
-    hooks, attributes, `training` and `state_dict()` keys are one and the same, in both directions. Only the call differs: it
-    runs the compiled callable. `_orig_mod` is the module that was wrapped.
+    hooks, attributes, `training` and `state_dict()` keys are one and the same, in both directions. Only the call differs, and
+    `forward`: they run compiled. `_orig_mod` is the module that was wrapped.
     """
 
     __slots__ = ()
@@ -43,6 +44,25 @@ class Compiler:
         return api.compile_callable(function, **self.arguments)
 
 
+class CompiledForward:
+    """`forward` of a wrapper: that of the module, without its hooks, compiled. The class keeps the plain function."""
+
+    def __init__(self, module: torch.nn.Module, compiler: Compiler) -> None:
+        self.cls, self.compiler = type(module), compiler
+        self.make(module)
+
+    def make(self, module: torch.nn.Module) -> Any:
+        self.function = self.cls.forward
+        self.compiled = self.compiler(self.function.__get__(module))
+        return self.compiled
+
+    def __get__(self, wrapper: OptimizedModule | None, owner: type) -> Any:
+        if wrapper is None:
+            return self.cls.forward
+        # The class may have got another since.
+        return self.compiled if self.cls.forward is self.function else self.make(wrapper._orig_mod)
+
+
 def wrap(module: torch.nn.Module, compiler: Compiler) -> OptimizedModule:
     """A wrapper of `module` whose call is compiled by `compiler`."""
     if isinstance(module, OptimizedModule):
@@ -57,6 +77,8 @@ def wrap(module: torch.nn.Module, compiler: Compiler) -> OptimizedModule:
         # A static method, so that a call reaches the C++ callable with no Python frame between.
         "__call__": staticmethod(entry),
     }
+    if inspect.isfunction(cls.forward) and cls.forward is not torch.nn.Module.forward:
+        namespace["forward"] = CompiledForward(module, compiler)
     wrapper_class = type(cls)(cls.__name__, (OptimizedModule, cls), namespace)
     # Not by the class's own __new__, which may make something else: fx.GraphModule's makes a class for each instance.
     wrapper = object.__new__(wrapper_class)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import io
 import math
 import pickle
@@ -173,6 +174,29 @@ def test_bound_forward_and_method_of_a_module():
     torch.manual_seed(0)
     net = Net().eval()
     assert_same(kiln.compile(net.forward)(X, 2.0), net(X, 2.0))
+
+
+def test_forward_of_a_compiled_module():
+    class Plain(nn.Module):
+        def forward(self, x, scale=2.0):
+            return x.sin() * scale
+
+    counter = CompileCounter()
+    module = Plain()
+    compiled = kiln.compile(module, backend=counter)
+    called = []
+    module.register_forward_hook(lambda *args: called.append(len(args)))
+    for _ in range(2):
+        assert_same(compiled.forward(X, scale=3.0), X.sin() * 3)
+    assert counter.frame_count == 1 and called == []
+    assert inspect.signature(compiled.forward) == inspect.signature(module.forward)
+    assert type(compiled).forward is Plain.forward
+    assert_same(kiln.compile(lambda x: compiled.forward(x) + 1, fullgraph=True)(X), X.sin() * 2 + 1)
+    Plain.forward = lambda self, x: x + 5
+    assert_same(compiled.forward(X), X + 5)
+    assert_same(compiled(X), X + 5)
+    module.forward = lambda x: x + 6
+    assert_same(compiled.forward(X), X + 6)
 
 
 def test_decorated_forward():
