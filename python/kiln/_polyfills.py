@@ -291,6 +291,8 @@ def custom_function(cls, args, differentiated):
             return NotImplemented
         if missing > 0:
             args = (*args, *defaults[len(defaults) - missing :])
+    if _C._custom_function("inside"):  # whose own backward the gradients' gradients would need
+        _C._custom_function("refuse", "its backward calls another torch.autograd.Function")
     context = FunctionContext(tuple([isinstance(a, torch.Tensor) and a.requires_grad for a in args]))
     with torch.no_grad():
         if split:

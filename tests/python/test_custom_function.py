@@ -606,6 +606,39 @@ def test_defaults_with_setup_context():
         kiln.compile(lambda x: Power.apply(x, 2, 3))(x)
 
 
+def test_a_backward_that_calls_a_custom_function_is_differentiated_by_its_backward():
+    """Not by what that one's forward computes: the function runs in eager."""
+
+    class Scaled(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 7
+
+    class Square(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return Scaled.apply(g) * ctx.saved_tensors[0]
+
+    def f(x):
+        return (Square.apply(x) ** 2).sum() + 1
+
+    gradients = []
+    for function in (kiln.compile(f), f):
+        x = torch.linspace(0.1, 2, 5, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+        gradients.append([first.detach(), torch.autograd.grad(first.sum(), x)[0]])
+    assert_same(*gradients)
+
+
 def test_writes_of_the_backward_happen_when_it_runs():
     compiled = kiln.compile(lambda x, count: WritesThroughAView.apply(x, count).sum())
     x, count = torch.ones(3, requires_grad=True), torch.zeros(2, 2)

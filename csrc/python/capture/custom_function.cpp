@@ -57,6 +57,7 @@ PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
       return graph_break("custom-function", "its forward returns a tensor with a history");
     Py_RETURN_NONE;
   }
+  if (step == "inside" && n == 1) return PyBool_FromLong(custom_function.node != nullptr);
   if (step == "begin" && n == 4) return begin_custom_function(args[1], args[2], args[3] == Py_True);
   if (step == "end" && n == 2) return end_custom_function(args[1]);
   return graph_break("custom-function",

@@ -535,7 +535,8 @@ class Machine {
   /// A call of Function.apply.
   PyObject* call_custom_function(py311::Frame* frame, bool* handled);
   /// What kiln._polyfills.custom_function asks for: ("output", tensor) looks at one, ("begin", inputs, outputs) gives
-  /// the gradients of the outputs, ("end", gradients of the inputs), ("refuse", why).
+  /// the gradients of the outputs, ("end", gradients of the inputs), ("inside") whether a backward is being captured,
+  /// ("refuse", why).
   PyObject* custom_function_step(PyObject* const* args, size_t n);
   /// The traced values of tensors, in a list; None for undefined ones.
   graph::Arg values_of(const std::vector<at::Tensor>& tensors);
