@@ -284,13 +284,13 @@ def custom_function(cls, args, differentiated):
     """torch.autograd.Function.apply as captured code runs it: forward, then, if its result may be `differentiated`, backward
     for gradients that stand for those to come."""
     split = cls.setup_context is not torch.autograd.Function.setup_context
-    if split:  # apply fills defaults in
-        code, defaults = getattr(cls.forward, "__code__", None), getattr(cls.forward, "__defaults__", None) or ()
-        missing = -1 if code is None or cls.forward.__kwdefaults__ else code.co_argcount - len(args)
-        if missing > len(defaults) or (missing < 0 and (code is None or len(defaults) > 0)):
+    defaults = getattr(cls.forward, "__defaults__", ()) if split else None
+    if defaults is not None:  # apply fills them in
+        plain = isinstance(cls.forward, types.FunctionType) and cls.forward.__kwdefaults__ is None
+        missing = cls.forward.__code__.co_argcount - len(args) if plain else -1
+        if not 0 <= missing <= len(defaults):
             return NotImplemented
-        if missing > 0:
-            args = (*args, *defaults[len(defaults) - missing :])
+        args = (*args, *defaults[len(defaults) - missing :])
     if _C._custom_function("inside"):  # whose own backward the gradients' gradients would need
         _C._custom_function("refuse", "its backward calls another torch.autograd.Function")
     context = FunctionContext(tuple([isinstance(a, torch.Tensor) and a.requires_grad for a in args]))

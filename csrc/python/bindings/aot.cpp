@@ -18,7 +18,7 @@ class PythonArtifact : public runtime::Artifact {
  public:
   PythonArtifact(pb::object callable, const graph::Graph& g)
       : callable_(callable.release().ptr()), text_(graph::print(g)), num_outputs_(g.outputs().size()) {
-    boxed_ = pb::cast<bool>(pb::bool_(pb::getattr(callable_, "_boxed_call", pb::bool_(false))));
+    boxed_ = pb::bool_(pb::getattr(callable_, "_boxed_call", pb::bool_(false)));
     for (const graph::Mutation& m : g.mutations())
       for (size_t i = 0; i < g.inputs().size(); ++i)
         if (g.inputs()[i] == m.input.node && !m.uncounted) counted_.push_back(i);

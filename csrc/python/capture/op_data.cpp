@@ -50,10 +50,11 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
   PyObject* const number = m.number_among(args, n);
   if ((number || m.size_among(args, n)) && numpy_among(args, n)) {
     if (number) {
-      const py::Ref other = n == 2 ? m.number_of_numpy(args[m.is_number(args[0])]) : py::Ref();
+      const size_t at = m.is_number(args[0]) ? 1 : 0;
+      const py::Ref other = n == 2 ? m.number_of_numpy(args[at]) : py::Ref();
       if (!other) return PyErr_Occurred() ? nullptr : m.specialize(number);
-      PyObject* const numbers[] = {m.is_number(args[0]) ? args[0] : other.get(),
-                                   m.is_number(args[0]) ? other.get() : args[1]};
+      PyObject* numbers[] = {args[0], args[1]};
+      numbers[at] = other.get();
       return operate_once(m, op, numbers, 2, f);
     }
     return m.on_values(args, n, [&](PyObject* const* values) { return operate_once(m, op, values, n, f); });

@@ -295,7 +295,6 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
       }
       break;
     default:
-      if (PyFloat_Check(o) && is_changing(o, source)) return number_for(o, source);
       break;
   }
   PyObject* s = stand_in(o, source);
