@@ -1,5 +1,8 @@
 #include "ops/rules/common.h"
 
+#include <cfloat>
+#include <cmath>
+
 namespace kiln::ops::rules {
 
 std::vector<const TensorMeta*> tensor_list(Args a, size_t i) {
@@ -71,6 +74,31 @@ std::string dtype_label(DType t) {
     default:
       return "Undefined";
   }
+}
+
+void check_fits(const Arg& number, DType t) {
+  static const std::unordered_map<DType, std::pair<double, const char*>> kLargest{
+      {DType::UInt8, {UINT8_MAX, "uint8_t"}},
+      {DType::Int8, {INT8_MAX, "int8_t"}},
+      {DType::Int16, {INT16_MAX, "int16_t"}},
+      {DType::Int32, {INT32_MAX, "int"}},
+      {DType::Int64, {0x1p63, "int64_t"}},
+      {DType::Float16, {65504, "at::Half"}},
+      {DType::BFloat16, {0x1.fep127, "at::BFloat16"}},
+      {DType::Float32, {FLT_MAX, "float"}},
+  };
+  const auto largest = kLargest.find(t);
+  if (largest == kLargest.end() || !number.is_number() || number.is<std::complex<double>>()) return;
+  const double v = number.to_double(), most = largest->second.first;
+  bool fits;
+  if (is_floating(t))
+    fits = !std::isfinite(v) || std::abs(v) <= most;
+  else if (t == DType::UInt8)
+    fits = v <= most && v >= (number.is<double>() ? 0 : -most);
+  else
+    fits = v <= most && v >= -most - (t == DType::Int64 ? 0 : 1);
+  if (!fits)
+    shape_error("value cannot be converted to type " + std::string(largest->second.second) + " without overflow");
 }
 
 std::string sizes_text(const Ints& sizes) {

@@ -43,6 +43,9 @@ Ints wrap_dims(const Ints& dims, int64_t ndim);
 
 /// "Float", "Long", ...: as eager's messages name dtypes.
 std::string dtype_label(DType t);
+/// Raises eager's error where a number is no value of the dtype. A fraction is cut off, and an unsigned dtype takes
+/// negative integers, as c10::overflows has it.
+void check_fits(const Arg& number, DType t);
 /// "[2, 3]".
 std::string sizes_text(const Ints& sizes);
 

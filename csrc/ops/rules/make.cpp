@@ -79,12 +79,15 @@ Metas empty_strided(const OpInfo&, Args args) {
 }
 
 Metas full(const OpInfo&, Args args) {
-  return one(
-      fresh(args[0].to_ints(), dtype_or(args, 2, dtype_of_number(args[1])), device_in(args, 2).value_or(Device{})));
+  const DType t = dtype_or(args, 2, dtype_of_number(args[1]));
+  check_fits(args[1], t);
+  return one(fresh(args[0].to_ints(), t, device_in(args, 2).value_or(Device{})));
 }
 
 Metas scalar_tensor(const OpInfo&, Args args) {
-  return one(fresh({}, dtype_or(args, 1, default_dtype()), device_in(args, 1).value_or(Device{})));
+  const DType t = dtype_or(args, 1, default_dtype());
+  check_fits(args[0], t);
+  return one(fresh({}, t, device_in(args, 1).value_or(Device{})));
 }
 
 Metas arange(const OpInfo&, Args args) { return range(Arg(0), args[0], Arg(1), 1, args); }
