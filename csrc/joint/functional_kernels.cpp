@@ -1,4 +1,5 @@
 // Functionalization of ops whose schema hides that they write, and its switches.
+#include <ATen/ExpandUtils.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "aten/functional_tensor.h"
 #include "aten/pch.h"
+#include "joint/state.h"
 
 namespace kiln::joint {
 namespace {
@@ -101,6 +103,43 @@ at::Tensor& masked_fill_(at::Tensor& self, const at::Tensor& mask, const V& fill
   return self;
 }
 
+/// Functional forms that give a row-major tensor for any layout. A view that another layout was written to could not be
+/// put back into what it is a view of.
+constexpr const char* kRowMajor[] = {
+    "scatter_.src",    "scatter_.value",
+    "scatter_.reduce", "scatter_.value_reduce",
+    "scatter_add_",    "index_add_",
+    "index_copy_",     "index_reduce_",
+    "masked_scatter_", "tril_",
+    "triu_",           "cumsum_",
+    "cumprod_",        "renorm_",
+    "addmm_",          "baddbmm_",
+    "addbmm_",         "scatter_reduce_.two",
+};
+
+/// Functionalization of one of those: the result lies in memory as self does, or would without its gaps.
+void keep_layout(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const at::Tensor self = (*stack)[first].toTensor();
+  c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+  if (!fn::isFunctionalTensor(self)) return op.callBoxed(stack);
+  std::string name = op.schema().name();
+  name.pop_back();  // the underscore
+  const auto form = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), op.schema().overload_name().c_str());
+  for (size_t i = first; i < stack->size(); ++i)
+    if ((*stack)[i].isTensor()) (*stack)[i] = aten::value_below((*stack)[i].toTensor());
+  const at::Tensor value = (*stack)[first].toTensor();
+  form.callBoxed(stack);
+  at::Tensor result = stack->back().toTensor();
+  const std::vector<int64_t> strides = value.is_non_overlapping_and_dense()
+                                           ? value.strides().vec()
+                                           : at::infer_dense_strides(value.sizes(), value.strides());
+  if (result.numel() > 0 && result.strides() != at::IntArrayRef(strides))
+    result = TraceState::laid_out(result, strides);
+  aten::write_below(self, result);
+  stack->back() = self;
+}
+
 // Before each in-place op, functionalization runs the op's Meta kernel once more to find shape errors. Those kernels
 // are Python, take 100 us each, and the check is done by the shape rules anyway. PyTorch reads this switch once.
 [[maybe_unused]] const bool no_reference_runs = [] {
@@ -129,6 +168,9 @@ namespace {
           torch::CppFunction(&kiln::joint::masked_fill_<at::Scalar>));
   replace(c10::DispatchKey::Functionalize, "masked_fill_.Tensor",
           torch::CppFunction(&kiln::joint::masked_fill_<at::Tensor>));
+  for (const char* name : kiln::joint::kRowMajor)
+    replace(c10::DispatchKey::Functionalize, name,
+            torch::CppFunction::makeFromBoxedFunction<&kiln::joint::keep_layout>());
   // Views of tensors that are zero without memory go straight to the strided kernels, which take a functional tensor
   // for a plain one. Below they come to the same kernels, by way of functionalization.
   for (const char* view : {"view", "_reshape_alias", "as_strided"})

@@ -19,6 +19,8 @@ class TraceState {
   static void set_requires_grad(const at::Tensor& t, bool wanted);
   /// The tensor of a kiln::tensor_constant node; outside of a trace, with its numbers.
   static at::Tensor constant(const std::vector<graph::Arg>& args, const graph::TensorMeta& meta);
+  /// `value`, one that the trace records, with these strides; outside of a trace, as it is.
+  static at::Tensor laid_out(const at::Tensor& value, const std::vector<int64_t>& strides);
   /// Gives a functional tensor's value these strides.
   static void lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides);
   /// A hook that only the program itself can run was registered on the node, the grad_fn of a tensor, or removed.

@@ -572,9 +572,11 @@ at::Tensor TraceState::constant(const std::vector<Arg>& args, const graph::Tenso
   if (!active) return aten::constant_tensor(args);
   return fn::to_functional_tensor(active->recorder().constant(args, meta));
 }
+at::Tensor TraceState::laid_out(const at::Tensor& value, const std::vector<int64_t>& strides) {
+  return active ? active->recorder().laid_out(value, strides) : value;
+}
 void TraceState::lay_out(const at::Tensor& functional, const std::vector<int64_t>& strides) {
-  if (!active) return;
-  aten::write_below(functional, active->recorder().laid_out(aten::value_below(functional), strides));
+  if (active) aten::write_below(functional, laid_out(aten::value_below(functional), strides));
 }
 TraceState::BackwardScope::BackwardScope() {
   if (!active) return;
