@@ -47,8 +47,7 @@ class Builder {
     }
     find_writes(begins);
     add_outputs();
-    for (const auto& [input, uncounted] : lowered_.mutated)
-      plan_.add_mutated(slots_[lowered_.inputs[input]], uncounted);
+    for (const auto& m : lowered_.mutated) plan_.add_mutated(slots_[lowered_.inputs[m.input]], m.uncounted);
     runtime::insert_frees(plan_);
     return std::move(plan_);
   }
@@ -63,16 +62,7 @@ class Builder {
     if (step.kernel() >= 0 && checks(step.kernel())) return true;
     if (step.is_kernel) return false;
     const graph::Node* node = lowered_.externs[schedule_.externs[step.index].index].node;
-    // Of fitting shapes these never do.
-    static const std::unordered_set<std::string> kNever{"aten::mm",
-                                                        "aten::addmm",
-                                                        "aten::bmm",
-                                                        "aten::baddbmm",
-                                                        "aten::convolution",
-                                                        "aten::convolution_backward",
-                                                        "aten::_scaled_dot_product_flash_attention_for_cpu",
-                                                        "aten::_scaled_dot_product_flash_attention_for_cpu_backward"};
-    return node && !kNever.count(node->op.name());
+    return node && lower::call_may_raise(*node);
   }
 
   std::vector<BufferId> written_by(const schedule::Step& step) const {
@@ -89,7 +79,8 @@ class Builder {
   /// Plan::undone and Plan::first_write.
   void find_writes(const std::vector<std::pair<const runtime::Step*, int>>& begins) {
     std::unordered_map<BufferId, size_t> first;  // of inputs: the first to write them, of `begins`
-    for (const auto& m : lowered_.mutated) first.emplace(lowered_.inputs[m.input], begins.size());
+    for (const auto& m : lowered_.mutated)
+      if (!m.writes_same) first.emplace(lowered_.inputs[m.input], begins.size());
     size_t last_raise = 0;
     for (size_t k = 0; k < begins.size(); ++k) {
       const schedule::Step& step = schedule_.steps[begins[k].second];
@@ -98,18 +89,16 @@ class Builder {
         if (const auto it = first.find(b); it != first.end()) it->second = std::min(it->second, k);
     }
     int64_t bytes = 0;
-    bool dense = true;
     std::vector<Slot> early;
     for (const auto& m : lowered_.mutated) {
       const BufferId b = lowered_.inputs[m.input];
-      if (first.at(b) >= last_raise) continue;
+      if (m.writes_same || first.at(b) >= last_raise) continue;
       const graph::TensorMeta& t = plan_.slots[slots_[b]].meta;
       early.push_back(slots_[b]);
-      bytes += t.numel() * dtype_size(t.dtype);
-      dense &= t.is_non_overlapping_and_dense();
+      bytes += lower::extent_of(t.sizes, t.strides) * dtype_size(t.dtype);
     }
     size_t write = begins.size();
-    const bool undo = dense && bytes <= runtime::kMostUndone;
+    const bool undo = bytes <= runtime::kMostUndone;
     for (const auto& [b, k] : first)
       if (!undo || k >= last_raise) write = std::min(write, k);
     if (undo) plan_.undone = std::move(early);

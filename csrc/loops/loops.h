@@ -113,6 +113,9 @@ struct Nest {
   /// The item of the program before which it does not run, and with nothing that runs before it in one kernel: what it
   /// makes would lie there for long. Of no use in a kernel of its own.
   int not_before = 0;
+  /// It changes an input while the program goes on: it runs after everything before it in the program that may raise an
+  /// error, and not in one kernel with any such thing.
+  bool after_errors = false;
 
   Expr var(int v) const { return Expr::loop_var(v, extents[v]); }
   int add_var(int64_t extent) {
@@ -131,12 +134,13 @@ struct Nest {
 
 /// Library call `index` of the caller's own list. `effect`: ordered against every other effect (random numbers).
 /// `rows`: if positive, writes[0] is made in so many rows of equal length, one behind the other in memory, and the call
-/// can tell which of them are finished.
+/// can tell which of them are finished. `raises`: it may raise an error, depending on the data.
 struct Extern {
   int index = -1;
   std::string name;
   std::vector<BufferId> reads, writes;
   bool effect = false;
+  bool raises = false;
   int64_t rows = 0;
 };
 

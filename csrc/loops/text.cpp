@@ -47,6 +47,7 @@ std::string print_nest(const Nest& n, const std::function<std::string(BufferId)>
   for (size_t i = 0; i < n.extents.size(); ++i) out += (i ? ", " : "") + std::to_string(n.extents[i]);
   out += "] outer " + var_list(n.outer);
   if (n.not_before) out += " not_before " + std::to_string(n.not_before);
+  if (n.after_errors) out += " after_errors";
   out += " {\n";
   std::vector<int> number_of(n.insts.size(), -1);
   int next = 0;
@@ -131,8 +132,8 @@ std::string print(const Program& p) {
     } else {
       const Extern& e = p.externs[item.index];
       out += "  extern " + std::to_string(e.index) + " " + quoted(e.name) + " reads " + names(e.reads) + " writes " +
-             names(e.writes) + (e.effect ? " effect" : "") + (e.rows > 0 ? " rows " + std::to_string(e.rows) : "") +
-             "\n";
+             names(e.writes) + (e.effect ? " effect" : "") + (e.raises ? " raises" : "") +
+             (e.rows > 0 ? " rows " + std::to_string(e.rows) : "") + "\n";
     }
   }
   return out + "}\n";
@@ -167,6 +168,7 @@ class Parser {
         need("writes");
         e.writes = buffer_list();
         e.effect = take("effect");
+        e.raises = take("raises");
         if (take("rows")) e.rows = integer();
         p_.add_extern(std::move(e));
       } else {
@@ -315,6 +317,7 @@ class Parser {
     need("outer");
     n.outer = var_list(n);
     if (take("not_before")) n.not_before = static_cast<int>(integer());
+    n.after_errors = take("after_errors");
     need("{");
     while (!take("}")) {
       need("stage");

@@ -49,7 +49,7 @@ bool pad(Lowering& l, const Node& n) {  // constant_pad_nd(self, pad, value): pa
   const Tensor t = l.in_memory(l.get(n.arg(0)), n.name + "_in");
   const std::vector<int64_t> pads = n.arg(1).to_ints();
   if (!n.arg(2).is_number()) return false;
-  const double value = n.arg(2).to_double();
+  const Arg value = n.arg(2);
   std::vector<int64_t> before(t.sizes.size(), 0);
   for (size_t i = 0; i < pads.size() / 2; ++i) before[t.sizes.size() - 1 - i] = pads[2 * i];
   l.set(n, l.lazy(
@@ -65,7 +65,7 @@ bool pad(Lowering& l, const Node& n) {  // constant_pad_nd(self, pad, value): pa
                    mask = first ? in : o.And(mask, in);
                    first = false;
                  }
-                 return load_if(o, t, mask, index, value);
+                 return load_if(o, t, mask, index, constant_of(o, value, t.dtype));
                },
                {t}, 3));
   return true;
@@ -94,12 +94,6 @@ Tensor in_zeros(Lowering& l, const Node& n, const Tensor& slice, int64_t dim, in
       inputs, 3);
 }
 
-int64_t slice_start(const Arg& a, int64_t size) {
-  int64_t start = a.is_none() ? 0 : a.to_int();
-  if (start < 0) start += size;
-  return std::clamp<int64_t>(start, 0, size);
-}
-
 bool slice_backward(Lowering& l, const Node& n) {  // (grad, input_sizes, dim, start, end, step)
   const Tensor grad = l.get(n.arg(0));
   if (n.results[0].numel() == 0) return false;
@@ -109,7 +103,17 @@ bool slice_backward(Lowering& l, const Node& n) {  // (grad, input_sizes, dim, s
   return true;
 }
 
+/// A part of memory that is there, replaced.
+bool part_written(Lowering& l, const Node& n) {
+  if (!l.place()) return false;
+  const Tensor part = *l.slice_of(n, *l.place()), src = l.get(n.arg(1));
+  if (!same_place(src, part)) l.store(src, part, l.name_of(n));
+  l.set(n, *l.place());
+  return true;
+}
+
 bool slice_scatter(Lowering& l, const Node& n) {  // (self, src, dim, start, end, step)
+  if (part_written(l, n)) return true;
   const Tensor self = l.get(n.arg(0)), src = l.get(n.arg(1));
   if (n.results[0].numel() == 0 || src.dtype != self.dtype || src.dim() != self.dim()) return false;
   const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
@@ -138,6 +142,7 @@ bool select_backward(Lowering& l, const Node& n) {  // (grad, input_sizes, dim, 
   return select_into(l, n, l.get(n.arg(0)), dim, n.arg(3).to_int(), std::nullopt);
 }
 bool select_scatter(Lowering& l, const Node& n) {  // (self, src, dim, index)
+  if (part_written(l, n)) return true;
   const Tensor self = l.get(n.arg(0));
   return select_into(l, n, l.get(n.arg(1)), wrap_dim(n.arg(2).to_int(), self.dim()), n.arg(3).to_int(), self);
 }
@@ -211,15 +216,7 @@ bool repeat(Lowering& l, const Node& n) {
 bool filled(Lowering& l, const Node& n, const Arg& value) {
   const DType t = n.results[0].dtype;
   if (!value.is_number()) return false;
-  l.set(n, l.lazy(
-               t, n.results[0].sizes,
-               [t, value](Ops& o, Index) {
-                 if (is_floating(t)) return o.constant_float(t, value.to_double());
-                 if (t == DType::Bool) return o.constant_int(t, value.to_double() != 0);
-                 return o.constant_int(t,
-                                       value.is<double>() ? static_cast<int64_t>(value.to_double()) : value.to_int());
-               },
-               {}, 0));
+  l.set(n, l.lazy(t, n.results[0].sizes, [t, value](Ops& o, Index) { return constant_of(o, value, t); }, {}, 0));
   return true;
 }
 template <int Value>

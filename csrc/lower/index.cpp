@@ -213,7 +213,7 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
         at[dim] = o.indirect(index.load(o, p), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
         return at;
       },
-      [&](Ops& o, Index p) { return src ? src->load(o, p) : o.constant(self.dtype, n.arg(3).to_double()); }, nullptr,
+      [&](Ops& o, Index p) { return src ? src->load(o, p) : constant_of(o, n.arg(3), self.dtype); }, nullptr,
       /*wide=*/Mode == loops::StoreMode::Add);
 }
 
@@ -226,6 +226,22 @@ bool index_add(Lowering& l, const Node& n) {  // (self, dim, index, source, alph
   if (source.dim() != self.dim() || index.sizes[0] != source.sizes[dim]) return false;
   return scatter_into(
       l, n, self, source.sizes, loops::StoreMode::Add, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
+      [&](Ops& o, Index p) {
+        std::vector<Expr> at(p.begin(), p.end());
+        at[dim] =
+            o.indirect(index.load(o, p.subspan(dim, 1)), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
+        return at;
+      },
+      [&](Ops& o, Index p) { return source.load(o, p); });
+}
+
+bool index_copy(Lowering& l, const Node& n) {  // (self, dim, index, source)
+  const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(2)), source = l.get(n.arg(3));
+  if (!is_index(index) || index.dim() != 1 || self.dim() == 0 || source.dim() != self.dim()) return false;
+  const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
+  if (self.sizes[dim] == 0 || source.dtype != self.dtype || index.sizes[0] != source.sizes[dim]) return false;
+  return scatter_into(
+      l, n, self, source.sizes, loops::StoreMode::Assign, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
       [&](Ops& o, Index p) {
         std::vector<Expr> at(p.begin(), p.end());
         at[dim] =
@@ -248,6 +264,7 @@ const RuleRow kRows[] = {
     {"aten::scatter.value", scatter<loops::StoreMode::Assign>},
     {"aten::scatter_add", scatter<loops::StoreMode::Add>},
     {"aten::index_add", index_add},
+    {"aten::index_copy", index_copy},
 };
 
 }  // namespace

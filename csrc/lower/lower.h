@@ -48,6 +48,9 @@ struct Lowered {
   struct Mutated {
     size_t input = 0;        // its number
     bool uncounted = false;  // graph::Mutation::uncounted
+    /// What is written depends on nothing that it replaces, and the program reads nothing of that: a run of it after
+    /// one that was broken off finds what it needs.
+    bool writes_same = false;
   };
   std::vector<Mutated> mutated;  // the inputs that the program writes, in order
   /// Buffers whose memory an extern call makes in each call (ExternCall::into is false for their call).
@@ -67,6 +70,10 @@ struct LowerOptions {
 };
 /// Lowers a decomposed functional graph. Never fails for an op: what has no rule becomes an Extern.
 Lowered lower(const graph::Graph& g, const LowerOptions& options = {});
+/// Elements from the first to the last of a tensor.
+int64_t extent_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides);
+/// Whether the data may be such that the node, run as a call, raises an error.
+bool call_may_raise(const graph::Node& n);
 /// True if `op` has a lowering rule (it may still decline particular arguments).
 bool has_rule(const graph::Op& op);
 

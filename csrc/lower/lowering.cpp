@@ -52,6 +52,8 @@ const std::unordered_map<graph::Op, Rule>& rules() {
   return *table;
 }
 
+}  // namespace
+
 int64_t extent_of(const Sizes& sizes, const Sizes& strides) {
   int64_t n = 1;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -69,9 +71,12 @@ bool same_layout(const Sizes& sizes, const Sizes& a, const Sizes& b) {
   return true;
 }
 
-}  // namespace
+Rule rule_of(const graph::Op& op) {
+  const auto it = rules().find(op);
+  return it == rules().end() ? nullptr : it->second;
+}
 
-bool has_rule(const graph::Op& op) { return rules().count(op) != 0; }
+bool has_rule(const graph::Op& op) { return rule_of(op) != nullptr; }
 
 bool is_view(const graph::Op& op) {
   static const auto* views = [] {
@@ -104,10 +109,19 @@ EvalScope::~EvalScope() {
   memo = static_cast<Memo*>(outer_);
 }
 
-Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, double other) {
+Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, Val other) {
   KILN_CHECK(t.strided(), "a masked load needs memory");
-  const Expr at = symbolic::linearize({index.begin(), index.end()}, t.strides, t.offset);
-  return ops.masked_load(t.buffer, at, mask, ops.constant(t.dtype, t.dtype == DType::Bool ? other != 0 : other));
+  return ops.masked_load(t.buffer, symbolic::linearize({index.begin(), index.end()}, t.strides, t.offset), mask, other);
+}
+
+Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, double other) {
+  return load_if(ops, t, mask, index, constant_of(ops, Arg(other), t.dtype));
+}
+
+Val constant_of(Ops& ops, const Arg& number, DType t) {
+  if (is_floating(t)) return ops.constant_float(t, number.to_double());
+  if (t == DType::Bool) return ops.constant_int(t, number.to_double() != 0);
+  return ops.constant_int(t, number.is<double>() ? static_cast<int64_t>(number.to_double()) : number.to_int());
 }
 
 DType compute_type(DType t) { return t == DType::Float16 || t == DType::BFloat16 ? DType::Float32 : t; }
@@ -119,6 +133,12 @@ std::vector<Expr> broadcast_index(const Sizes& sizes, Index index) {
   const size_t skip = index.size() - sizes.size();
   for (size_t i = 0; i < sizes.size(); ++i) out.push_back(sizes[i] == 1 ? Expr(0) : index[skip + i]);
   return out;
+}
+
+int64_t slice_start(const Arg& a, int64_t size) {
+  int64_t start = a.is_none() ? 0 : a.to_int();
+  if (start < 0) start += size;
+  return std::clamp<int64_t>(start, 0, size);
 }
 
 int64_t wrap_dim(int64_t dim, int64_t rank) { return dim < 0 ? dim + std::max<int64_t>(rank, 1) : dim; }
@@ -254,6 +274,7 @@ void Lowering::store(const Tensor& t, const Tensor& to, const std::string& name)
 
 void Lowering::add_nest(loops::Nest nest, bool recomputes) {
   if (recomputes) nest.not_before = backward_begins_;
+  nest.after_errors = ordered_;
   out_.program.add_nest(std::move(nest));
 }
 
@@ -412,14 +433,15 @@ void Lowering::lower_extern(const Node& n) {
   }
   e.index = static_cast<int>(out_.externs.size());
   e.effect = has_effect(n);
+  e.raises = call_may_raise(n);
   if (own_kernel && call.into && options_.result_rows && call.results[0]) e.rows = options_.result_rows(n);
   out_.externs.push_back(std::move(call));
   out_.program.add_extern(std::move(e));
 }
 
 void Lowering::lower_node(const Node& n) {
-  auto it = rules().find(n.op);
-  bool ours = it != rules().end();
+  const Rule rule = rule_of(n.op);
+  bool ours = rule != nullptr;
   for (const TensorMeta& m : n.results)
     if (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype)) ours = false;
   for (const Arg& a : n.args)
@@ -432,7 +454,13 @@ void Lowering::lower_node(const Node& n) {
   bool used = false;
   for (uint32_t i = 0; i < n.results.size(); ++i) used |= is_used(n, i);
   // A rule declines before it has changed anything.
-  if (ours && used && it->second(*this, n)) return;
+  if (ours && used) {
+    choose_place(n);
+    const bool done = rule(*this, n);
+    place_.reset();
+    ordered_ = false;
+    if (done) return;
+  }
   lower_extern(n);
 }
 
@@ -472,60 +500,6 @@ void Lowering::lower_outputs() {
   }
 }
 
-void Lowering::lower_mutations() {
-  std::unordered_set<BufferId> mutated;
-  for (size_t i = 0; i < g_.inputs().size(); ++i)
-    for (const auto& m : g_.mutations())
-      if (m.input.node == g_.inputs()[i]) {
-        mutated.insert(out_.inputs[i]);
-        out_.mutated.push_back({i, m.uncounted});
-      }
-  // First everything that still needs an old value of some input goes to a temp, then all inputs are written. What only
-  // reads the element that it replaces (an optimizer's update) is computed in place.
-  struct Write {
-    Tensor value, to;
-    std::string name;
-  };
-  std::vector<Write> writes;
-  for (const auto& m : g_.mutations()) {
-    const Tensor to = get(m.input);
-    Tensor value = get(m.value);
-    const std::string name = m.input.node->name + "_new";
-    const std::vector<BufferId> own{value.buffer};
-    const std::vector<BufferId>& reads = value.strided() ? own : value.lazy->buffers;
-    bool stale = false;
-    for (BufferId b : reads) {
-      if (!mutated.count(b)) continue;
-      if (b != to.buffer) {
-        stale = true;
-        continue;
-      }
-      loops::NestBuilder probe(buffers(), "probe", to.sizes);
-      if (to.numel() == 0) continue;
-      probe.stage({});
-      {
-        EvalScope scope;
-        value.load(probe, probe.outer());
-      }
-      const Expr at = symbolic::linearize(probe.outer(), to.strides, to.offset);
-      const loops::Nest nest = probe.finish();
-      for (const loops::Inst& i : nest.insts)
-        if (i.buffer == b && !(i.index == at)) stale = true;
-    }
-    if (value.strided() && value.buffer == to.buffer && same_layout(to.sizes, value.strides, to.strides) &&
-        value.offset == to.offset)
-      continue;  // x := x
-    if (stale) {
-      Tensor temp = new_temp(name, value.dtype, value.sizes);
-      store(value, temp, name);
-      value = std::move(temp);
-    }
-    writes.push_back({std::move(value), to, name});
-  }
-  lower_asked();
-  for (const Write& w : writes) store(w.value, w.to, w.name);
-}
-
 void Lowering::lower_asked() {
   if (!g_.asked) return;
   // Takes part in the order as a call that reads the bool and writes all inputs that are written.
@@ -543,6 +517,7 @@ void Lowering::lower_asked() {
 
 Lowered Lowering::run() {
   lower_inputs();
+  find_users();
   for (const auto& n : g_.nodes()) {
     if (n->kind != graph::NodeKind::Call || !is_live(*n)) continue;
     if (n->backward && !backward_begins_) backward_begins_ = static_cast<int>(out_.program.items.size());

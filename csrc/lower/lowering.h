@@ -80,6 +80,11 @@ class Lowering {
   Tensor in_memory(graph::Value v, bool as_in_eager = false);
   /// Stores t into `to` (same sizes) by a nest.
   void store(const Tensor& t, const Tensor& to, const std::string& name);
+  /// The first argument of the node being lowered, if the node may write to its memory instead of a copy's: it then
+  /// stores the elements that differ, and its result is this tensor.
+  const std::optional<Tensor>& place() const { return place_; }
+  /// The part of `self`, a strided tensor, that slice_scatter or select_scatter `n` writes.
+  std::optional<Tensor> slice_of(const Node& n, const Tensor& self) const;
   void add_nest(loops::Nest nest) { add_nest(std::move(nest), recomputing_); }
   const std::vector<loops::Buffer>& buffers() const { return out_.program.buffers; }
   std::string name_of(const Node& n, uint32_t i = 0) const;
@@ -91,6 +96,25 @@ class Lowering {
   void lower_node(const Node& n);
   void lower_extern(const Node& n);
   void lower_outputs();
+  void find_users();
+  /// Sets place_ for `n`, after what needs the old elements has been copied.
+  void choose_place(const Node& n);
+  bool is_used_after(graph::Value v, const Node& n, const std::vector<const Node*>& besides) const;
+  /// The nodes that, in the end, put n's result back into the tensor that its first argument, at `place`, is a part of.
+  std::vector<const Node*> put_back_by(const Node& n, Tensor place);
+  /// A view's result, were its argument at `base`.
+  std::optional<Tensor> view_at(const Node& view, const Tensor& base);
+  /// Whether an element of t depends on another element of `to`'s buffer than the one that it would replace in `to`.
+  bool reads_elsewhere(const Tensor& t, const Tensor& to) const;
+  bool is_read_so_far(BufferId b);
+  struct Write {
+    Tensor value, to;
+    std::string name;
+  };
+  /// Whether v is what is at `to` but for slices.
+  bool is_partly_new(graph::Value v, const Tensor& to) const;
+  /// The stores that make what is at `to` equal to v.
+  void store_changes(graph::Value v, const Tensor& to, const std::string& name, std::vector<Write>& writes);
   void lower_mutations();
   void lower_asked();
   BufferId add_buffer(std::string name, const TensorMeta& meta, loops::BufferKind kind);
@@ -108,6 +132,17 @@ class Lowering {
   bool recomputing_ = false;                   // the node being lowered is recomputed
   int backward_begins_ = 0;                    // at this item of the program
   std::unordered_set<graph::Value> escaping_;  // values whose memory the caller gets
+
+  // For writes in place (in_place.cpp); empty if the graph has no node that could.
+  std::unordered_map<graph::Value, std::vector<const Node*>> users_;  // null: outputs and mutations
+  std::unordered_map<const Node*, int> position_;                     // in the graph
+  int last_raise_ = -1;                                               // position of the last node that may raise
+  std::unordered_set<BufferId> mutated_;                              // inputs that the graph changes
+  std::unordered_set<BufferId> read_;                                 // by the first `scanned_` items of the program
+  size_t scanned_ = 0;
+  std::unordered_map<BufferId, bool> writes_same_;  // by input that is written: Lowered::Mutated::writes_same
+  std::optional<Tensor> place_;
+  bool ordered_ = false;  // the nests that are added write an input: loops::Nest::after_errors
 };
 
 /// False: this node's arguments are outside the rule; the node becomes an extern.
@@ -116,6 +151,8 @@ struct RuleRow {
   const char* op;
   Rule rule;
 };
+/// Null if there is none.
+Rule rule_of(const graph::Op& op);
 // One table a family, in the file of its name.
 std::span<const RuleRow> pointwise_rules();
 std::span<const RuleRow> view_rules();
@@ -146,7 +183,10 @@ class EvalScope {
   void* outer_;
 };
 /// t[index] where mask is true, `other` elsewhere; index may be out of range there. `t` must be in memory.
+Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, Val other);
 Val load_if(Ops& ops, const Tensor& t, Val mask, Index index, double other);
+/// A number of the graph as torch.full takes it: of a fraction, integers take the whole part.
+Val constant_of(Ops& ops, const Arg& number, DType t);
 /// dtype in which ATen computes on `t`: float32 for half types, else t.
 DType compute_type(DType t);
 /// Cast if needed.
@@ -154,5 +194,11 @@ Val cast_to(Ops& ops, Val v, DType t);
 /// Index of an operand of `sizes` broadcast to the point `index`.
 std::vector<Expr> broadcast_index(const Sizes& sizes, Index index);
 int64_t wrap_dim(int64_t dim, int64_t rank);
+/// Where a slice of a dimension of `size` begins whose start is `start`, a number or None.
+int64_t slice_start(const Arg& start, int64_t size);
+/// Whether a is a strided tensor of b's elements.
+bool same_place(const Tensor& a, const Tensor& b);
+/// Whether tensors of `sizes` with strides `a` and `b` have each element in the same place.
+bool same_layout(const Sizes& sizes, const Sizes& a, const Sizes& b);
 
 }  // namespace kiln::lower

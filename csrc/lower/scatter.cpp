@@ -16,8 +16,13 @@ bool scatter_into(Lowering& l, const Node& n, const Tensor& self, const Sizes& r
     return l.lazy(dtype, t.sizes, [t, dtype](Ops& o, Index p) { return cast_to(o, t.load(o, p), dtype); }, {t}, 1);
   };
   const DType sums = wide ? compute_type(self.dtype) : self.dtype;
-  const Tensor to = sums == self.dtype ? l.new_buffer(n) : l.new_temp(l.name_of(n) + "_sums", sums, self.sizes);
-  l.store(sums == self.dtype ? self : cast(self, sums), to, l.name_of(n) + "_base");
+  Tensor to;
+  if (l.place()) {
+    to = *l.place();
+  } else {
+    to = sums == self.dtype ? l.new_buffer(n) : l.new_temp(l.name_of(n) + "_sums", sums, self.sizes);
+    l.store(sums == self.dtype ? self : cast(self, sums), to, l.name_of(n) + "_base");
+  }
   bool empty = false;
   for (int64_t s : ranges) empty |= s == 0;
   if (!empty) {

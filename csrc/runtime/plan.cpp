@@ -215,7 +215,9 @@ class PlannedArtifact final : public Artifact {
     std::vector<Undone> undone;
     size_t bytes = 0;
     for (Slot s : plan_.undone) {
-      undone.push_back({frame.tensors[s], frame.tensors[s].nbytes()});
+      const at::Tensor& t = frame.tensors[s];
+      // With the gaps between the elements: whoever has those does not write to them now.
+      undone.push_back({t, at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size())});
       bytes += undone.back().bytes;
     }
     frame.kept.resize(bytes);

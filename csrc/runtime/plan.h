@@ -72,7 +72,7 @@ struct Plan {
   std::vector<Slot> mutated;  // input slots that the steps write
   std::vector<Slot> counted;  // those of them whose versions are bumped
   /// Those that are written although a step may raise after that: a run that raises puts back what they held. They are
-  /// small (kMostUndone) and lie densely.
+  /// small (kMostUndone).
   std::vector<Slot> undone;
   /// The first step that writes another one. Null: none does.
   const Step* first_write = nullptr;

@@ -15,6 +15,13 @@ void add_once(std::vector<BufferId>& list, BufferId b) {
 }
 }  // namespace
 
+bool Group::raises(const std::vector<loops::Extern>& externs) const {
+  if (is_extern) return externs[extern_index].raises;
+  return std::any_of(nest.stages.begin(), nest.stages.end(), [&](const Stage& s) {
+    return std::any_of(s.body.begin(), s.body.end(), [&](ValueId id) { return nest.insts[id].op == Opcode::Indirect; });
+  });
+}
+
 Touches touches(const Group& g, const std::vector<loops::Extern>& externs) {
   Touches t;
   if (g.is_extern) {
@@ -99,8 +106,12 @@ class Grouper {
     std::unordered_map<BufferId, int> writer;
     std::unordered_map<BufferId, std::vector<int>> readers;
     int last_effect = -1;
+    std::vector<int> raising;
     for (size_t k = 0; k < groups_.size(); ++k) {
       const int g = static_cast<int>(k);
+      if (groups_[k].nest.after_errors)
+        for (int r : raising) edge(r, g);
+      if (groups_[k].raises(p_.externs)) raising.push_back(g);
       for (BufferId b : touches_[k].reads) {
         if (const auto it = writer.find(b); it != writer.end()) edge(it->second, g);
         readers[b].push_back(g);
@@ -242,11 +253,14 @@ class Grouper {
     if (far_apart(first, second) || indirect_path(first, second)) return false;
     const int not_before = std::max(groups_[x].not_before, groups_[y].not_before);
     if (std::min(groups_[x].first_item, groups_[y].first_item) < not_before) return false;
+    const auto divided = [&](int a, int b) { return groups_[a].nest.after_errors && groups_[b].raises(p_.externs); };
+    if (divided(x, y) || divided(y, x)) return false;
     const bool turned = succ_[y].contains(x);
     std::optional<Nest> fused =
         fuse_nests(groups_[turned ? y : x].nest, groups_[turned ? x : y].nest, p_.buffers, options_);
     if (!fused) return false;
     compact(*fused);
+    fused->after_errors = groups_[x].nest.after_errors || groups_[y].nest.after_errors;
     reorder(first, second, y);
     groups_[y].nest = std::move(*fused);
     groups_[y].not_before = not_before;

@@ -12,6 +12,8 @@ struct Group {
   Nest nest;
   int first_item = 0;  // program position of its first member: keeps the order of what is independent
   int not_before = 0;  // loops::Nest::not_before of its members: the last
+  /// Whether it may raise an error, depending on the data.
+  bool raises(const std::vector<loops::Extern>& externs) const;
 };
 
 /// Buffers that a group reads and writes (a buffer may be in both).

@@ -229,6 +229,7 @@ void compact(Nest& n) {
   // Zero-trip stages still give their reductions' identities, so only empty bodies go.
   Nest out;
   out.name = n.name;
+  out.after_errors = n.after_errors;
   std::vector<int> var_of(n.extents.size(), -1);
   const auto keep_vars = [&](const std::vector<int>& list) {
     std::vector<int> kept;

@@ -18,7 +18,7 @@ constexpr int kNearSteps = 16;
 /// What two kernels must have in common to be segments of one; empty if the kernel cannot be one.
 std::string segment_key(const Kernel& k, const std::vector<Buffer>& buffers) {
   const Nest& n = k.nest;
-  if (!is_pointwise(n) || n.outer.size() > 1 || !k.segments.empty() || n.indirect_vars > 0) return "";
+  if (!is_pointwise(n) || n.outer.size() > 1 || !k.segments.empty() || n.indirect_vars > 0 || n.after_errors) return "";
   std::string head;
   for (const KernelArg& a : k.args)
     head += std::string(dtype_name(buffers[a.buffer].dtype)) + (a.read ? "r" : "") + (a.written ? "w " : " ");

@@ -92,6 +92,19 @@ def recurrence(x: Tensor) -> Tensor:
     return h
 
 
+def cached_keys(cache: Tensor, keys: Tensor, position: Tensor) -> Tensor:
+    """A token's keys into the cache of all, which a query of them then reads."""
+    cache.index_copy_(1, position, keys)
+    return (cache @ keys.mT).softmax(1)
+
+
+def filled_rows(x: Tensor) -> Tensor:
+    out = x.cumsum(0)
+    for row in range(16):
+        out[row] = x[row] * row
+    return out
+
+
 def gates(x: Tensor) -> Tensor:
     a, b, c, d = x.chunk(4, -1)
     return a.sigmoid() * b.tanh() + c.sigmoid() * d
@@ -137,6 +150,8 @@ PATTERNS = [
     # Indices, scans, sorted values.
     Pattern("embedding", lambda w, i: F.embedding(i, w).sum(1), mixed(floats(5000, 64), integers(5000, 64, 32))),
     Pattern("sums at indices", lambda x, i: torch.zeros(100, 64).index_add(0, i, x), mixed(floats(2000, 64), integers(100, 2000))),
+    Pattern("writes to a cache", cached_keys, mixed(floats(4, 2048, 64), floats(4, 1, 64), integers(2048, 1)), gradient=False),
+    Pattern("writes to rows", filled_rows, normal((512, 256))),
     Pattern("softmax of segments", segment_softmax, mixed(floats(2000), integers(100, 2000))),
     Pattern("running sums", lambda x: x.cumsum(-1), normal((256, 512))),
     Pattern("masked mean", lambda x, m: (x * m).sum(1) / m.sum(1).clamp(min=1), mixed(floats(64, 128, 32), truths(64, 128, 1))),

@@ -7,6 +7,15 @@ test_random_programs.py runs a fixed choice of seeds. To look for others, in tes
 prints each program whose compiled run differs, and how.
 """
 
-from . import arithmetic, memory, modules, objects, training
+from . import arithmetic, dtypes, layers, memory, modules, objects, parts, training
 
-KINDS = {"arithmetic": arithmetic, "memory": memory, "modules": modules, "objects": objects, "training": training}
+KINDS = {
+    "arithmetic": arithmetic,
+    "dtypes": dtypes,
+    "layers": layers,
+    "memory": memory,
+    "modules": modules,
+    "objects": objects,
+    "parts": parts,
+    "training": training,
+}

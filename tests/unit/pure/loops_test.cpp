@@ -362,6 +362,32 @@ TEST(Schedule, RecomputedValuesAreMadeWhereTheyAreRead) {
   EXPECT_THROW(loops::verify(p), InternalError);
 }
 
+// What changes an input early runs behind what may raise an error before that, and apart from it.
+TEST(Schedule, WhatComesAfterErrorsIsNotFusedWithThem) {
+  for (const bool after : {false, true}) {
+    Program p;
+    const BufferId i = p.add_buffer("i", DType::Int64, 64, BufferKind::Input),
+                   x = p.add_buffer("x", DType::Float32, 64, BufferKind::Input),
+                   cache = p.add_buffer("cache", DType::Float32, 64, BufferKind::Input),
+                   out = p.add_buffer("out", DType::Float32, 64, BufferKind::Output);
+    p.add_nest(loops::pointwise(p.buffers, "gather", {64},
+                                [&](loops::Ops& o, loops::Index at) {
+                                  return o.load(x, o.indirect(o.load(i, at[0]), 64, false, "out of range"));
+                                },
+                                {out}));
+    Nest write = loops::pointwise(
+        p.buffers, "write", {64},
+        [&](loops::Ops& o, loops::Index at) { return o.cast(o.load(i, at[0]), DType::Float32); }, {cache});
+    write.after_errors = after;
+    p.add_nest(std::move(write));
+    p.add_extern({0, "check", {i}, {}, false, /*raises=*/true});
+    EXPECT_EQ(loops::print(loops::parse(loops::print(p))), loops::print(p));
+    const schedule::Plan plan = schedule::make_plan(p, {});
+    ASSERT_EQ(plan.kernels.size(), after ? 2u : 1u) << schedule::print(plan);
+    if (after) EXPECT_EQ(plan.kernels[plan.steps[0].index].nest.name, "gather") << schedule::print(plan);
+  }
+}
+
 // A kernel waits for a small one that stands far behind it in the program: the small one runs when the kernel is due,
 // so that what the kernel reads is free again.
 TEST(Schedule, WhatAFusedKernelWaitsForRunsBeforeIt) {
