@@ -85,7 +85,7 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
   lower::Lowered lowered;
   {
     StageTimer timer("lower");
-    lowered = lower::lower(*g, {runtime::has_library_kernel, runtime::result_rows});
+    lowered = lower::lower(*g, {runtime::has_library_kernel, runtime::result_rows, pass_enabled("lower.in_place")});
   }
   if (log_enabled(Topic::loops)) log_artifact(Topic::loops, g->name + " before scheduling", print(lowered.program));
   if (options().verify) loops::verify(lowered.program);

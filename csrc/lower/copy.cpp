@@ -147,6 +147,39 @@ bool select_scatter(Lowering& l, const Node& n) {  // (self, src, dim, index)
   return select_into(l, n, l.get(n.arg(1)), wrap_dim(n.arg(2).to_int(), self.dim()), n.arg(3).to_int(), self);
 }
 
+// `part` on a diagonal of a tensor with the node's sizes. Its last dim runs along the diagonal.
+bool on_diagonal(Lowering& l, const Node& n, const Tensor& part, int64_t offset, int64_t row, int64_t column,
+                 const std::optional<Tensor>& background) {
+  if (n.results[0].numel() == 0 || part.dtype != n.results[0].dtype) return false;
+  const Tensor t = l.in_memory(part, n.name + "_in");
+  std::vector<Tensor> inputs{t};
+  if (background) inputs.push_back(*background);
+  l.set(n, l.lazy(
+               t.dtype, n.results[0].sizes,
+               [=](Ops& o, Index p) {
+                 std::vector<Expr> index;
+                 for (int64_t d = 0; d < static_cast<int64_t>(p.size()); ++d)
+                   if (d != row && d != column) index.push_back(p[d]);
+                 index.push_back(offset >= 0 ? p[row] : p[column]);
+                 const Val mask = o.in_range(p[column] - p[row] - Expr(offset), 0, 1);
+                 const Val v = load_if(o, t, mask, index, 0);
+                 return background ? o.where(mask, v, background->load(o, p)) : v;
+               },
+               inputs, 3));
+  return true;
+}
+bool diagonal_scatter(Lowering& l, const Node& n) {  // (self, src, offset, dim1, dim2)
+  if (part_written(l, n)) return true;
+  const Tensor self = l.get(n.arg(0));
+  return on_diagonal(l, n, l.get(n.arg(1)), n.arg(2).to_int(), wrap_dim(n.arg(3).to_int(), self.dim()),
+                     wrap_dim(n.arg(4).to_int(), self.dim()), self);
+}
+bool diagonal_backward(Lowering& l, const Node& n) {  // (grad, input_sizes, offset, dim1, dim2)
+  const int64_t rank = n.results[0].dim();
+  return on_diagonal(l, n, l.get(n.arg(0)), n.arg(2).to_int(), wrap_dim(n.arg(3).to_int(), rank),
+                     wrap_dim(n.arg(4).to_int(), rank), std::nullopt);
+}
+
 bool flip(Lowering& l, const Node& n) {
   const Tensor t = l.get(n.arg(0));
   if (t.numel() == 0) return false;
@@ -308,6 +341,8 @@ const RuleRow kRows[] = {
     {"aten::slice_scatter", slice_scatter},
     {"aten::select_backward", select_backward},
     {"aten::select_scatter", select_scatter},
+    {"aten::diagonal_scatter", diagonal_scatter},
+    {"aten::diagonal_backward", diagonal_backward},
     {"aten::flip", flip},
     {"aten::roll", roll},
     {"aten::repeat", repeat},

@@ -14,9 +14,10 @@ namespace {
 // anything else: that may save the whole a place in memory.
 constexpr int64_t kSmallPart = 4;
 
-const graph::Op kSliceScatter("aten::slice_scatter"), kSelectScatter("aten::select_scatter");
+const graph::Op kSliceScatter("aten::slice_scatter"), kSelectScatter("aten::select_scatter"),
+    kDiagonalScatter("aten::diagonal_scatter");
 
-bool writes_slice(const Node& n) { return n.op == kSliceScatter || n.op == kSelectScatter; }
+bool writes_slice(const Node& n) { return n.op == kSliceScatter || n.op == kSelectScatter || n.op == kDiagonalScatter; }
 
 /// Whether the op writes elements of its first argument at places that are computed, by scatter_into().
 bool writes_places(const Node& n) {
@@ -56,13 +57,6 @@ bool is_injective(const Tensor& t) {
   return true;
 }
 
-/// Whether v is an argument of n behind the first.
-bool is_argument(graph::Value v, const Node& n) {
-  bool found = false;
-  for (size_t i = 1; i < n.args.size(); ++i) graph::for_each_value(n.args[i], [&](graph::Value a) { found |= a == v; });
-  return found;
-}
-
 bool reads(const Tensor& t, BufferId b) {
   if (t.strided()) return t.buffer == b;
   return std::binary_search(t.lazy->buffers.begin(), t.lazy->buffers.end(), b);
@@ -91,7 +85,7 @@ bool call_may_raise(const Node& n) {
 
 void Lowering::find_users() {
   const auto writes_part = [](const auto& n) { return writes_slice(*n) || writes_places(*n); };
-  if (std::none_of(g_.nodes().begin(), g_.nodes().end(), writes_part)) return;
+  if (!options_.in_place || std::none_of(g_.nodes().begin(), g_.nodes().end(), writes_part)) return;
   int at = 0;
   for (const auto& n : g_.nodes()) {
     position_[n.get()] = at++;
@@ -124,15 +118,26 @@ bool Lowering::is_used_after(graph::Value v, const Node& n, const std::vector<co
 std::optional<Tensor> Lowering::slice_of(const Node& n, const Tensor& self) const {
   if (!writes_slice(n) || !self.strided() || self.dim() == 0) return std::nullopt;
   const TensorMeta& src = n.arg(1).value().meta();
-  const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
   Tensor to = self;
   if (n.op == kSelectScatter) {
+    const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
     const int64_t index = n.arg(3).to_int();
     to.offset += (index < 0 ? index + self.sizes[dim] : index) * self.strides[dim];
     to.sizes.erase(to.sizes.begin() + dim);
     to.strides.erase(to.strides.begin() + dim);
+  } else if (n.op == kDiagonalScatter) {
+    const int64_t offset = n.arg(2).to_int(), row = wrap_dim(n.arg(3).to_int(), self.dim()),
+                  column = wrap_dim(n.arg(4).to_int(), self.dim());
+    to.offset += offset >= 0 ? offset * self.strides[column] : -offset * self.strides[row];
+    for (const int64_t d : {std::max(row, column), std::min(row, column)}) {
+      to.sizes.erase(to.sizes.begin() + d);
+      to.strides.erase(to.strides.begin() + d);
+    }
+    to.sizes.push_back(src.dim() > 0 ? src.sizes.back() : 0);
+    to.strides.push_back(self.strides[row] + self.strides[column]);
   } else {
     if (src.dim() != self.dim()) return std::nullopt;
+    const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
     to.offset += slice_start(n.arg(3), self.sizes[dim]) * self.strides[dim];
     to.strides[dim] *= n.arg(5).to_int();
     to.sizes[dim] = src.sizes[dim];
@@ -233,18 +238,18 @@ void Lowering::choose_place(const Node& n) {
 
   // What needs the memory as it is: later nodes' arguments, and the node's own. It is computed now.
   std::vector<graph::Value> own, old;
-  bool masked = false;
   for (size_t i = 1; i < n.args.size(); ++i)
     graph::for_each_value(n.args[i], [&](graph::Value v) {
-      if (!v) return;
-      masked |= v.meta().dtype == DType::Bool && self.dtype != DType::Bool;
-      if (reads(get(v), b)) own.push_back(v);
+      if (v) own.push_back(v);
     });
-  if (masked || std::find(own.begin(), own.end(), of) != own.end()) return;
+  const auto is_own = [&](graph::Value v) { return std::find(own.begin(), own.end(), v) != own.end(); };
+  const auto is_mask = [](graph::Value v) { return v.meta().dtype == DType::Bool; };
+  if (is_own(of) || (self.dtype != DType::Bool && std::any_of(own.begin(), own.end(), is_mask))) return;
+  const bool reads_itself = std::any_of(own.begin(), own.end(), [&](graph::Value v) { return reads(get(v), b); });
   const std::vector<const Node*> chain = put_back_by(n, self);
   int64_t copied = 0;
   for (const auto& [v, t] : values_) {
-    const bool owned = is_argument(v, n);
+    const bool owned = is_own(v);
     bool stays = true;
     if (reads(t, b))
       stays = !is_used_after(v, n, chain) && !(owned && (!part || reads_elsewhere(t, *part)));
@@ -256,7 +261,7 @@ void Lowering::choose_place(const Node& n) {
   }
   if (copied * 2 > self.numel()) return;
   // After an error the call is run again in eager, which must find what was there before, or write the same.
-  const bool again = assigns(n) && own.empty() && !(input && is_read_so_far(b)) &&
+  const bool again = assigns(n) && !reads_itself && !(input && is_read_so_far(b)) &&
                      std::none_of(old.begin(), old.end(), [&](graph::Value v) { return reads(get(v), b); });
   if (input && !again && last_raise_ >= position_.at(&n)) return;
 
@@ -273,8 +278,7 @@ void Lowering::choose_place(const Node& n) {
   // Nobody may take what is no longer there.
   std::erase_if(values_, [&](const auto& item) {
     const auto& [v, t] = item;
-    return reads(t, b) && v.node->kind == graph::NodeKind::Call && !(v == of) && !is_argument(v, n) &&
-           !is_used_after(v, n, {});
+    return reads(t, b) && v.node->kind == graph::NodeKind::Call && !(v == of) && !is_own(v) && !is_used_after(v, n, {});
   });
   if (input) writes_same_.emplace(b, true).first->second &= again;
   ordered_ = input;
@@ -294,7 +298,7 @@ bool Lowering::is_partly_new(graph::Value v, const Tensor& to) const {
 void Lowering::store_changes(graph::Value v, const Tensor& to, const std::string& name, std::vector<Write>& writes) {
   const Tensor& t = get(v);
   if (same_place(t, to)) return;
-  if (is_partly_new(v, to)) {
+  if (options_.in_place && is_partly_new(v, to)) {
     const std::optional<Tensor> part = slice_of(*v.node, to);
     store_changes(v.node->arg(0).value(), to, name, writes);
     store_changes(v.node->arg(1).value(), *part, name, writes);

@@ -67,6 +67,7 @@ struct LowerOptions {
   std::function<bool(const graph::Node&)> has_library_kernel;
   /// For such a node, loops::Extern::rows of its first result; 0 if it is not made row by row.
   std::function<int64_t(const graph::Node&)> result_rows;
+  bool in_place = true;  // write parts of tensors to the tensors' own memory
 };
 /// Lowers a decomposed functional graph. Never fails for an op: what has no rule becomes an Extern.
 Lowered lower(const graph::Graph& g, const LowerOptions& options = {});

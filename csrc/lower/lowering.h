@@ -83,7 +83,7 @@ class Lowering {
   /// The first argument of the node being lowered, if the node may write to its memory instead of a copy's: it then
   /// stores the elements that differ, and its result is this tensor.
   const std::optional<Tensor>& place() const { return place_; }
-  /// The part of `self`, a strided tensor, that slice_scatter or select_scatter `n` writes.
+  /// The part of `self`, a strided tensor, that slice_scatter, select_scatter or diagonal_scatter `n` writes.
   std::optional<Tensor> slice_of(const Node& n, const Tensor& self) const;
   void add_nest(loops::Nest nest) { add_nest(std::move(nest), recomputing_); }
   const std::vector<loops::Buffer>& buffers() const { return out_.program.buffers; }

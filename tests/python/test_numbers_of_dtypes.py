@@ -12,9 +12,27 @@ DTYPES = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.f
 NUMBERS = ["1.5", "-0.5", "300", "-1", "2**60 + 1", "70000", "1e30", "1e39", "float('inf')", "float('nan')", "True"]
 EXPRESSIONS = [
     *["F.pad(x, (1, 1), value={n})", "torch.full_like(x, {n})", "x.masked_fill(m, {n})", "x.scatter(0, j[None], {n})"],
-    *["x.index_fill(0, j, {n})", "torch.where(m, x, {n})", "x.clone().fill_({n})", "x.clamp(max={n})", "x + {n}", "x * {n}"],
-    *["x == {n}", "x < {n}", "torch.full((2,), {n}, dtype=x.dtype)", "x.new_full((2,), {n})", "torch.add(x, x, alpha={n})"],
-    *["torch.tensor({n}, dtype=x.dtype) + x", "put(x.clone(), m, {n})", "put(x.clone(), 0, {n})", "put(x.clone(), j, {n})"],
+    *[
+        "x.index_fill(0, j, {n})",
+        "torch.where(m, x, {n})",
+        "x.clone().fill_({n})",
+        "x.clamp(max={n})",
+        "x + {n}",
+        "x * {n}",
+    ],
+    *[
+        "x == {n}",
+        "x < {n}",
+        "torch.full((2,), {n}, dtype=x.dtype)",
+        "x.new_full((2,), {n})",
+        "torch.add(x, x, alpha={n})",
+    ],
+    *[
+        "torch.tensor({n}, dtype=x.dtype) + x",
+        "put(x.clone(), m, {n})",
+        "put(x.clone(), 0, {n})",
+        "put(x.clone(), j, {n})",
+    ],
 ]
 
 

@@ -42,6 +42,12 @@ def selected(c, k, i):
     c[3, :, 2] = k[0, 0, 0]
 
 
+def diagonal(c, k, i):
+    c.view(512, 64)[:64].diagonal().add_(1)
+    c[0, :4].diagonal(1, 1, 0).fill_(2)
+    c[:3].diagonal(-2, 1, 3).copy_(k[0, 0, :3, 0].unsqueeze(1).unsqueeze(2).expand(3, 4, 16))
+
+
 def transposed(c, k, i):
     c[:2].transpose(1, 2)[:, :, 4:12] = k.transpose(1, 2)
 
@@ -90,6 +96,7 @@ def other_part_read_before(c, k, i):
         slice_of_slice,
         with_a_step,
         selected,
+        diagonal,
         transposed,
         added,
         by_indices,
@@ -180,6 +187,14 @@ def raises_behind_a_change(c, k, i):
 def test_errors_find_the_argument_as_in_eager(function):
     """Of a cache that is too large to be copied before each call."""
     check(function, torch.randn(64, 1024, 4, 16), torch.randn(KEYS), torch.arange(8))
+
+
+@pytest.mark.parametrize("function", [written_twice, by_indices, index_copied, transposed, diagonal])
+def test_the_switch(function, capfd):
+    args = torch.randn(CACHE), torch.randn(KEYS), torch.arange(4, 12)
+    with kiln.config.patch(disable_passes="lower.in_place"):
+        check(function, *args)
+        assert largest_nest(capfd, function, *args) >= math.prod(CACHE)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ WRITES = {  # of a view `x` with `n` rows of shape `rest`, all in all `size` ele
     "scale": "{x}.mul_({other}.mean())",
     "mask": "{x}[{x} > 0.3] = 0.25",
     "own": "{x}.copy_({x}.flip(0) * 0.5)",
-    "move": "{x}.reshape(-1)[:2] = {other}.reshape(-1)[:2] * 2",
+    "move": "{x}.reshape(-1)[:{two}] = {other}.reshape(-1)[:{two}] * 2",
     "rows": "{x}[i[:{few}] % {n}] = {number}",
     "put": "{x}[i[:{few}] % {n}] = torch.full(({few}, *{rest}), {number}) * k[0]",
     "put own": "{x}[i[:{few}] % {n}] += {x}[i[:1] % {n}] * 0.5",
@@ -52,7 +52,7 @@ class Writer:
                 break
             dim = r.randrange(t.dim())
             size = t.shape[dim]
-            kind = r.choice(["narrow", "select", "transpose", "unsqueeze", "view", "step"])
+            kind = r.choice(["narrow", "select", "transpose", "unsqueeze", "view", "step", "diagonal"])
             if kind == "narrow":
                 start = r.randrange(size)
                 text += f".narrow({dim}, {start}, {r.randint(1, size - start)})"
@@ -64,6 +64,10 @@ class Writer:
                 text += f".unsqueeze({dim})"
             elif kind == "view" and t.is_contiguous() and "transpose" not in text:
                 text += ".flatten()"
+            elif kind == "diagonal" and t.dim() > 1:
+                other = (dim + r.randrange(1, t.dim())) % t.dim()
+                offset = r.randrange(1 - size, t.shape[other])
+                text += f".diagonal({offset}, {dim}, {other})"
             elif kind == "step" and size > 2:
                 text += f"[{':, ' * dim}{r.randrange(2)}::2]"
         return text, eval(text, self.scope)
@@ -80,7 +84,8 @@ class Writer:
             "shape": tuple(t.shape),
         }
         words |= {"size": t.numel(), "small": r.randrange(4), "few": r.randint(1, 3), "number": round(r.random(), 3)}
-        words["other"] = self.view(r.choice(variables))[0]
+        words["other"], other = self.view(r.choice(variables))
+        words["two"] = min(2, t.numel(), other.numel())
         kind = r.choice(list(WRITES) if t.dim() else WITHOUT_ROWS)
         self.run(WRITES["fill" if kind == "set" and t.numel() > 230 else kind].format(**words))
 

@@ -384,7 +384,9 @@ TEST(Schedule, WhatComesAfterErrorsIsNotFusedWithThem) {
     EXPECT_EQ(loops::print(loops::parse(loops::print(p))), loops::print(p));
     const schedule::Plan plan = schedule::make_plan(p, {});
     ASSERT_EQ(plan.kernels.size(), after ? 2u : 1u) << schedule::print(plan);
-    if (after) EXPECT_EQ(plan.kernels[plan.steps[0].index].nest.name, "gather") << schedule::print(plan);
+    if (after) {
+      EXPECT_EQ(plan.kernels[plan.steps[0].index].nest.name, "gather") << schedule::print(plan);
+    }
   }
 }
 
