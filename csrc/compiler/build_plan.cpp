@@ -17,6 +17,7 @@ namespace kiln::compiler {
 
 using loops::BufferId;
 using loops::BufferKind;
+using runtime::AtenStep;
 using runtime::Plan;
 using runtime::Slot;
 using runtime::SlotInfo;
@@ -271,8 +272,8 @@ class Builder {
     std::vector<Slot> results;
     for (const auto& r : call.results) results.push_back(r ? slots_.at(r->buffer) : runtime::kNoSlot);
     if (!call.into) {
-      const bool own = !lends_memory(call);
-      plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, std::move(results), plan_, own));
+      const auto taken = lends_memory(call) ? AtenStep::Results::Taken : AtenStep::Results::TakenApart;
+      plan_.steps.push_back(std::make_unique<AtenStep>(*call.node, find, std::move(results), plan_, taken));
       return false;
     }
     allocate(results);
@@ -282,9 +283,13 @@ class Builder {
     };
     auto own_kernel = runtime::make_library_step(*call.node, find, results, plan_);
     const char* const out = lower::out_overload(call.node->op);
-    if (own_kernel && out) {
-      auto library =
-          std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find, results);
+    const auto aten_into = [&]() -> std::unique_ptr<runtime::Step> {
+      if (out)
+        return std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find, results);
+      return std::make_unique<AtenStep>(*call.node, find, results, plan_, AtenStep::Results::Copied);
+    };
+    if (own_kernel && (out || runtime::library_may_be_faster(*call.node))) {
+      std::unique_ptr<runtime::Step> library = aten_into();
       plan_.steps.push_back(chooser_.choose(call.node->op.name(), with_kernel(std::move(own_kernel)),
                                             with_kernel(std::move(library)), plan_));
       return kernel != nullptr;
@@ -293,25 +298,7 @@ class Builder {
       plan_.steps.push_back(with_kernel(std::move(own_kernel)));
       return kernel != nullptr;
     }
-    if (out) {
-      plan_.steps.push_back(std::make_unique<runtime::AtenOutStep>(runtime::find_op(graph::Op(out)), *call.node, find,
-                                                                   std::move(results)));
-      return false;
-    }
-    // The operands lie otherwise than the kernel wants them: ATen's kernel, and a copy into the planned memory.
-    std::vector<Slot> own;
-    for (Slot s : results) {
-      if (s == runtime::kNoSlot) {
-        own.push_back(s);
-        continue;
-      }
-      SlotInfo info{SlotInfo::Kind::Dynamic, plan_.slots[s].name + "_aten", plan_.slots[s].meta};
-      own.push_back(plan_.add_slot(std::move(info)));
-    }
-    plan_.steps.push_back(std::make_unique<runtime::AtenStep>(*call.node, find, own, plan_, false));
-    for (size_t i = 0; i < results.size(); ++i)
-      if (results[i] != runtime::kNoSlot)
-        plan_.steps.push_back(std::make_unique<runtime::CopyStep>(results[i], own[i]));
+    plan_.steps.push_back(aten_into());
     return false;
   }
 

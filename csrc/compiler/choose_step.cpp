@@ -62,7 +62,8 @@ std::unique_ptr<Step> StepChooser::choose(const std::string& what, std::unique_p
   try {
     // Whatever mode the compile runs in, these calls go straight to the CPU's kernels.
     c10::impl::ForceDispatchKeyGuard straight(
-        c10::DispatchKeySet(), c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+        c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     Frame frame;
     frame.tensors.resize(plan.slots.size());
     frame.ptrs.resize(plan.slots.size(), nullptr);
@@ -86,7 +87,8 @@ std::unique_ptr<Step> StepChooser::choose(const std::string& what, std::unique_p
       log_artifact(Topic::timing, "product",
                    key + ": ours " + std::to_string(best_ours * 1e6) + " us, library " +
                        std::to_string(best_library * 1e6) + " us");
-  } catch (const std::exception&) {
+  } catch (const std::exception& e) {
+    log_artifact(Topic::timing, "not measured", key + ": " + e.what());
     ours_wins = true;
   }
   seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -5,8 +5,9 @@
 
 namespace kiln::compiler {
 
-/// Two ways to compute one thing: which is faster depends on shapes and the machine (one library is built for its
-/// maker's cores), so it is measured, on zeros in memory of its own, and remembered for the process.
+/// Two ways to compute one thing, a product or a convolution: which is faster depends on shapes and the machine (one
+/// library is built for its maker's cores), so it is measured, on zeros in memory of its own, and remembered for the
+/// process.
 class StepChooser {
  public:
   /// The faster of `ours` and `library`, which read and write the same slots of `plan`. Takes `ours` when measuring is

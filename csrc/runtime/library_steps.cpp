@@ -564,6 +564,14 @@ bool has_library_kernel(const Node& node) {
   return choose(node, meta, meta).kind != Choice::Kind::None;
 }
 
+bool library_may_be_faster(const Node& node) {
+  const MetaOf meta = [](Value v) -> const TensorMeta& { return v.meta(); };
+  const std::optional<conv::Shape> s = choose(node, meta, meta).conv;
+  constexpr int64_t kManyTaps = 25, kManyChannels = 16;
+  return s && s->groups == 1 && !graph::is_transposed(node) && s->taps() >= kManyTaps && s->ci >= kManyChannels &&
+         s->co >= kManyChannels;
+}
+
 int64_t result_rows(const Node& node) {
   const TensorMeta& y = node.results[0];
   if (node.op.name() == "aten::convolution") return graph::is_transposed(node) ? 0 : y.numel() / y.sizes[1];

@@ -8,6 +8,10 @@ namespace kiln::runtime {
 /// planned memory. Convolutions ask for channels-last activations; see graph/passes.
 bool has_library_kernel(const graph::Node& node);
 
+/// Whether ATen's kernel may be faster than the one that has_library_kernel means: convolutions of many channels with
+/// windows too large for Winograd's form.
+bool library_may_be_faster(const graph::Node& node);
+
 /// How many rows of equal length the first result of such a node is made of, if it is made row by row (RowsStep); else
 /// 0.
 int64_t result_rows(const graph::Node& node);

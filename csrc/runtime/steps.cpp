@@ -27,8 +27,8 @@ void call_library(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack
 }  // namespace
 
 AtenStep::AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
-                   bool own_results)
-    : call_(node, slot_of), results_(std::move(results)), own_results_(own_results) {
+                   Results taken)
+    : call_(node, slot_of), results_(std::move(results)), taken_(taken) {
   for (Slot s : results_) metas_.push_back(s == kNoSlot ? graph::TensorMeta() : plan.slots[s].meta);
 }
 
@@ -52,7 +52,11 @@ void AtenStep::run(Frame& frame) const {
     KILN_CHECK(r < results_.size(), "more results than expected from " + c10::toString(call_.op().operator_name()));
     const size_t i = r++;
     if (results_[i] == kNoSlot) return;
-    if (own_results_ && shares_memory(frame, t)) t = t.clone(at::MemoryFormat::Preserve);
+    if (taken_ == Results::Copied) {
+      frame.tensors[results_[i]].copy_(t);
+      return;
+    }
+    if (taken_ == Results::TakenApart && shares_memory(frame, t)) t = t.clone(at::MemoryFormat::Preserve);
     frame.set(results_[i], with_meta(std::move(t), metas_[i], c10::toString(call_.op().operator_name())));
   });
 }

@@ -11,10 +11,12 @@ namespace kiln::runtime {
 class AtenStep final : public Step {
  public:
   using SlotOf = CallTemplate::SlotOf;
-  /// `results` are the slots of the node's tensor results, kNoSlot for the ones that nobody reads. `own_results`: a
-  /// result that shares an argument's memory is copied, since that memory (an arena's) may be used again.
+  /// What becomes of the tensors that the op returns: they are the slots' from then on; so they are, but for those that
+  /// share an argument's memory, which (an arena's) may be used again; or they are copied to the slots' own memory.
+  enum class Results { Taken, TakenApart, Copied };
+  /// `results` are the slots of the node's tensor results, kNoSlot for the ones that nobody reads.
   AtenStep(const graph::Node& node, const SlotOf& slot_of, std::vector<Slot> results, const Plan& plan,
-           bool own_results = false);
+           Results taken = Results::Taken);
   void run(Frame& frame) const override;
   std::string describe(const Plan& plan) const override;
   void for_each_slot(const std::function<void(Slot)>& f) const override;
@@ -25,7 +27,7 @@ class AtenStep final : public Step {
   CallTemplate call_;
   std::vector<Slot> results_;
   std::vector<graph::TensorMeta> metas_;
-  bool own_results_;
+  Results taken_;
 };
 
 /// Calls the out= overload of an ATen op: the same arguments, then the slots that it writes, which keep their memory.
