@@ -270,7 +270,7 @@ void Lowering::choose_place(const Node& n) {
   });
   for (graph::Value v : old) {
     const Tensor t = get(v);
-    const std::string name = name_of(*v.node, v.index) + "_before";
+    const std::string name = name_of(*v.node, v.index) + "_before_" + std::to_string(kept_++);
     Tensor copy = new_temp(name, t.dtype, t.sizes);
     store(t, copy, name);
     values_[v] = std::move(copy);
@@ -320,7 +320,8 @@ void Lowering::lower_mutations() {
   std::vector<Write> writes;
   for (const auto& m : g_.mutations()) store_changes(m.value, get(m.input), m.input.node->name + "_new", writes);
   std::unordered_map<BufferId, int> times;
-  for (const Write& w : writes) ++times[w.to.buffer];
+  for (Write& w : writes)
+    if (const int n = times[w.to.buffer]++) w.name += "_" + std::to_string(n);
   for (Write& w : writes) {
     const bool stale = std::any_of(mutated.begin(), mutated.end(), [&](BufferId b) {
       return reads(w.value, b) && (b != w.to.buffer || times[b] > 1 || reads_elsewhere(w.value, w.to));

@@ -217,31 +217,17 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
       /*wide=*/Mode == loops::StoreMode::Add);
 }
 
-bool index_add(Lowering& l, const Node& n) {  // (self, dim, index, source, alpha)
+template <loops::StoreMode Mode>
+bool index_rows(Lowering& l, const Node& n) {  // index_copy(self, dim, index, source), index_add(.., alpha)
   const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(2)), source = l.get(n.arg(3));
-  if (!is_index(index) || index.dim() != 1 || self.dim() == 0 || n.arg(4).to_double() != 1) return false;
+  if (!is_index(index) || index.dim() != 1 || self.dim() == 0 || source.dtype != self.dtype) return false;
+  if (Mode == loops::StoreMode::Add && (n.arg(4).to_double() != 1 || self.dtype == DType::Bool)) return false;
   const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
-  if (self.sizes[dim] == 0 || self.dtype == DType::Bool) return false;
+  if (self.sizes[dim] == 0) return false;
   // ATen's kernel raises an error then.
   if (source.dim() != self.dim() || index.sizes[0] != source.sizes[dim]) return false;
   return scatter_into(
-      l, n, self, source.sizes, loops::StoreMode::Add, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
-      [&](Ops& o, Index p) {
-        std::vector<Expr> at(p.begin(), p.end());
-        at[dim] =
-            o.indirect(index.load(o, p.subspan(dim, 1)), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
-        return at;
-      },
-      [&](Ops& o, Index p) { return source.load(o, p); });
-}
-
-bool index_copy(Lowering& l, const Node& n) {  // (self, dim, index, source)
-  const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(2)), source = l.get(n.arg(3));
-  if (!is_index(index) || index.dim() != 1 || self.dim() == 0 || source.dim() != self.dim()) return false;
-  const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
-  if (self.sizes[dim] == 0 || source.dtype != self.dtype || index.sizes[0] != source.sizes[dim]) return false;
-  return scatter_into(
-      l, n, self, source.sizes, loops::StoreMode::Assign, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
+      l, n, self, source.sizes, Mode, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
       [&](Ops& o, Index p) {
         std::vector<Expr> at(p.begin(), p.end());
         at[dim] =
@@ -263,8 +249,8 @@ const RuleRow kRows[] = {
     {"aten::scatter.src", scatter<loops::StoreMode::Assign>},
     {"aten::scatter.value", scatter<loops::StoreMode::Assign>},
     {"aten::scatter_add", scatter<loops::StoreMode::Add>},
-    {"aten::index_add", index_add},
-    {"aten::index_copy", index_copy},
+    {"aten::index_add", index_rows<loops::StoreMode::Add>},
+    {"aten::index_copy", index_rows<loops::StoreMode::Assign>},
 };
 
 }  // namespace

@@ -142,6 +142,7 @@ class Lowering {
   size_t scanned_ = 0;
   std::unordered_map<BufferId, bool> writes_same_;  // by input that is written: Lowered::Mutated::writes_same
   std::optional<Tensor> place_;
+  int kept_ = 0;          // old elements that were copied, for the copies' names
   bool ordered_ = false;  // the nests that are added write an input: loops::Nest::after_errors
 };
 
