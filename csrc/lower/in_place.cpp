@@ -100,10 +100,7 @@ void Lowering::find_users() {
     graph::for_each_value(a, [&](graph::Value v) {
       if (v) users_[v].push_back(nullptr);
     });
-  for (const auto& m : g_.mutations()) {
-    users_[m.value].push_back(nullptr);
-    mutated_.insert(get(m.input).buffer);
-  }
+  for (const auto& m : g_.mutations()) users_[m.value].push_back(nullptr);
 }
 
 bool Lowering::is_used_after(graph::Value v, const Node& n, const std::vector<const Node*>& besides) const {
@@ -118,29 +115,18 @@ bool Lowering::is_used_after(graph::Value v, const Node& n, const std::vector<co
 std::optional<Tensor> Lowering::slice_of(const Node& n, const Tensor& self) const {
   if (!writes_slice(n) || !self.strided() || self.dim() == 0) return std::nullopt;
   const TensorMeta& src = n.arg(1).value().meta();
-  Tensor to = self;
+  const auto dim = [&](size_t arg) { return wrap_dim(n.arg(arg).to_int(), self.dim()); };
+  Tensor to;
   if (n.op == kSelectScatter) {
-    const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
     const int64_t index = n.arg(3).to_int();
-    to.offset += (index < 0 ? index + self.sizes[dim] : index) * self.strides[dim];
-    to.sizes.erase(to.sizes.begin() + dim);
-    to.strides.erase(to.strides.begin() + dim);
+    to = without_dim(*this, self, dim(2), index < 0 ? index + self.sizes[dim(2)] : index);
+  } else if (src.dim() == 0) {
+    return std::nullopt;
   } else if (n.op == kDiagonalScatter) {
-    const int64_t offset = n.arg(2).to_int(), row = wrap_dim(n.arg(3).to_int(), self.dim()),
-                  column = wrap_dim(n.arg(4).to_int(), self.dim());
-    to.offset += offset >= 0 ? offset * self.strides[column] : -offset * self.strides[row];
-    for (const int64_t d : {std::max(row, column), std::min(row, column)}) {
-      to.sizes.erase(to.sizes.begin() + d);
-      to.strides.erase(to.strides.begin() + d);
-    }
-    to.sizes.push_back(src.dim() > 0 ? src.sizes.back() : 0);
-    to.strides.push_back(self.strides[row] + self.strides[column]);
+    to = diagonal_of(*this, self, n.arg(2).to_int(), dim(3), dim(4), src.sizes.back());
   } else {
     if (src.dim() != self.dim()) return std::nullopt;
-    const int64_t dim = wrap_dim(n.arg(2).to_int(), self.dim());
-    to.offset += slice_start(n.arg(3), self.sizes[dim]) * self.strides[dim];
-    to.strides[dim] *= n.arg(5).to_int();
-    to.sizes[dim] = src.sizes[dim];
+    to = sliced(*this, self, dim(2), slice_start(n.arg(3), self.sizes[dim(2)]), n.arg(5).to_int(), src.sizes[dim(2)]);
   }
   if (to.sizes != src.sizes || src.dtype != self.dtype) return std::nullopt;
   return to;
@@ -308,13 +294,9 @@ void Lowering::store_changes(graph::Value v, const Tensor& to, const std::string
 }
 
 void Lowering::lower_mutations() {
-  std::unordered_set<BufferId> mutated;
   for (size_t i = 0; i < g_.inputs().size(); ++i)
     for (const auto& m : g_.mutations())
-      if (m.input.node == g_.inputs()[i]) {
-        mutated.insert(out_.inputs[i]);
-        out_.mutated.push_back({i, m.uncounted});
-      }
+      if (m.input.node == g_.inputs()[i]) out_.mutated.push_back({i, m.uncounted});
   // First everything that still needs an old value of some input goes to a temp, then all inputs are written. What only
   // reads the element that it replaces (an optimizer's update) is computed in place.
   std::vector<Write> writes;
@@ -323,7 +305,7 @@ void Lowering::lower_mutations() {
   for (Write& w : writes)
     if (const int n = times[w.to.buffer]++) w.name += "_" + std::to_string(n);
   for (Write& w : writes) {
-    const bool stale = std::any_of(mutated.begin(), mutated.end(), [&](BufferId b) {
+    const bool stale = std::any_of(mutated_.begin(), mutated_.end(), [&](BufferId b) {
       return reads(w.value, b) && (b != w.to.buffer || times[b] > 1 || reads_elsewhere(w.value, w.to));
     });
     writes_same_[w.to.buffer] = false;

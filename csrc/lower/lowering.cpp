@@ -375,6 +375,7 @@ void Lowering::lower_inputs() {
     values_[{const_cast<Node*>(in), 0}] = std::move(t);
     out_.input_offsets.push_back(meta.offset);
   }
+  for (const auto& m : g_.mutations()) mutated_.insert(get(m.input).buffer);
 }
 
 void Lowering::lower_extern(const Node& n) {
@@ -465,8 +466,6 @@ void Lowering::lower_node(const Node& n) {
 }
 
 void Lowering::lower_outputs() {
-  std::unordered_set<BufferId> mutated;
-  for (const auto& m : g_.mutations()) mutated.insert(get(m.input).buffer);
   std::unordered_map<std::string, int> outputs_of;  // of a node's results, and of one result that is returned twice
   for (const Arg& a : g_.outputs()) {
     Output out;
@@ -477,7 +476,7 @@ void Lowering::lower_outputs() {
         Tensor t = get(v);
         const auto kind = t.strided() ? buffers()[t.buffer].kind : loops::BufferKind::Temp;
         const bool lives =
-            kind == loops::BufferKind::Output || (kind == loops::BufferKind::Input && !mutated.count(t.buffer));
+            kind == loops::BufferKind::Output || (kind == loops::BufferKind::Input && !mutated_.count(t.buffer));
         if (!t.strided() || !lives || !same_layout(t.sizes, t.strides, meta.strides)) {
           TensorMeta m = meta;
           if (!m.is_non_overlapping_and_dense()) m.strides = graph::contiguous_strides(m.sizes);

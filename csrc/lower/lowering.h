@@ -132,12 +132,12 @@ class Lowering {
   bool recomputing_ = false;                   // the node being lowered is recomputed
   int backward_begins_ = 0;                    // at this item of the program
   std::unordered_set<graph::Value> escaping_;  // values whose memory the caller gets
+  std::unordered_set<BufferId> mutated_;       // inputs that the graph changes
 
   // For writes in place (in_place.cpp); empty if the graph has no node that could.
   std::unordered_map<graph::Value, std::vector<const Node*>> users_;  // null: outputs and mutations
   std::unordered_map<const Node*, int> position_;                     // in the graph
   int last_raise_ = -1;                                               // position of the last node that may raise
-  std::unordered_set<BufferId> mutated_;                              // inputs that the graph changes
   std::unordered_set<BufferId> read_;                                 // by the first `scanned_` items of the program
   size_t scanned_ = 0;
   std::unordered_map<BufferId, bool> writes_same_;  // by input that is written: Lowered::Mutated::writes_same
@@ -197,6 +197,11 @@ std::vector<Expr> broadcast_index(const Sizes& sizes, Index index);
 int64_t wrap_dim(int64_t dim, int64_t rank);
 /// Where a slice of a dimension of `size` begins whose start is `start`, a number or None.
 int64_t slice_start(const Arg& start, int64_t size);
+/// Views: elements start + i*step of `dim`; those at `at` of it; those on a diagonal of dims a and b, of which the last
+/// dim, `length` long, then runs along it.
+Tensor sliced(const Lowering& l, const Tensor& t, int64_t dim, int64_t start, int64_t step, int64_t size);
+Tensor without_dim(const Lowering& l, const Tensor& t, int64_t dim, int64_t at);
+Tensor diagonal_of(const Lowering& l, const Tensor& t, int64_t offset, int64_t a, int64_t b, int64_t length);
 /// Whether a is a strided tensor of b's elements.
 bool same_place(const Tensor& a, const Tensor& b);
 /// Whether tensors of `sizes` with strides `a` and `b` have each element in the same place.

@@ -113,7 +113,8 @@ bool expand(Lowering& l, const Node& n) {
   return true;
 }
 
-// Elements start + i*step of dim.
+}  // namespace
+
 Tensor sliced(const Lowering& l, const Tensor& t, int64_t dim, int64_t start, int64_t step, int64_t size) {
   Sizes sizes = t.sizes;
   sizes[dim] = size;
@@ -129,18 +130,6 @@ Tensor sliced(const Lowering& l, const Tensor& t, int64_t dim, int64_t start, in
   });
 }
 
-bool slice(Lowering& l, const Node& n) {
-  const Tensor t = l.whole(l.get(n.arg(0)), n);
-  const int64_t dim = wrap_dim(n.arg(1).to_int(), t.dim());
-  const int64_t size = t.sizes.at(dim);
-  int64_t start = n.arg(2).is_none() ? 0 : n.arg(2).to_int();
-  if (start < 0) start += size;
-  start = std::clamp<int64_t>(start, 0, size);
-  const int64_t step = n.args.size() > 4 ? n.arg(4).to_int() : 1;
-  l.set(n, sliced(l, t, dim, start, step, n.results[0].sizes[dim]));
-  return true;
-}
-
 Tensor without_dim(const Lowering& l, const Tensor& t, int64_t dim, int64_t at) {
   Sizes sizes = t.sizes;
   sizes.erase(sizes.begin() + dim);
@@ -154,6 +143,40 @@ Tensor without_dim(const Lowering& l, const Tensor& t, int64_t dim, int64_t at) 
     index.insert(index.begin() + dim, Expr(at));
     return index;
   });
+}
+
+Tensor diagonal_of(const Lowering& l, const Tensor& t, int64_t offset, int64_t a, int64_t b, int64_t length) {
+  const int64_t row = offset < 0 ? -offset : 0, col = offset > 0 ? offset : 0;
+  Sizes to, strides;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (d == a || d == b) continue;
+    to.push_back(t.sizes[d]);
+    if (t.strided()) strides.push_back(t.strides[d]);
+  }
+  to.push_back(length);
+  if (t.strided()) {
+    strides.push_back(t.strides[a] + t.strides[b]);
+    const int64_t shift = length == 0 ? 0 : row * t.strides[a] + col * t.strides[b];
+    return window(t, to, strides, t.offset + shift);
+  }
+  return l.mapped(t, to, [=, rank = t.dim()](Index p) {
+    std::vector<Expr> index;
+    size_t next = 0;
+    for (int64_t d = 0; d < rank; ++d)
+      index.push_back(d == a ? p.back() + Expr(row) : d == b ? p.back() + Expr(col) : p[next++]);
+    return index;
+  });
+}
+
+namespace {
+
+bool slice(Lowering& l, const Node& n) {
+  const Tensor t = l.whole(l.get(n.arg(0)), n);
+  const int64_t dim = wrap_dim(n.arg(1).to_int(), t.dim());
+  const int64_t start = slice_start(n.arg(2), t.sizes.at(dim));
+  const int64_t step = n.args.size() > 4 ? n.arg(4).to_int() : 1;
+  l.set(n, sliced(l, t, dim, start, step, n.results[0].sizes[dim]));
+  return true;
 }
 
 bool select(Lowering& l, const Node& n) {
@@ -186,26 +209,8 @@ bool split(Lowering& l, const Node& n) {
 
 bool diagonal(Lowering& l, const Node& n) {
   const Tensor t = l.whole(l.get(n.arg(0)), n);
-  const int64_t offset = n.arg(1).to_int();
-  const int64_t a = wrap_dim(n.arg(2).to_int(), t.dim()), b = wrap_dim(n.arg(3).to_int(), t.dim());
-  const int64_t row = offset < 0 ? -offset : 0, col = offset > 0 ? offset : 0;
-  const Sizes to = n.results[0].sizes;
-  if (t.strided()) {
-    Sizes strides;
-    for (int64_t d = 0; d < t.dim(); ++d)
-      if (d != a && d != b) strides.push_back(t.strides[d]);
-    strides.push_back(t.strides[a] + t.strides[b]);
-    const int64_t shift = to.back() == 0 ? 0 : row * t.strides[a] + col * t.strides[b];
-    l.set(n, window(t, to, strides, t.offset + shift));
-    return true;
-  }
-  l.set(n, l.mapped(t, to, [=, rank = t.dim()](Index p) {
-    std::vector<Expr> index;
-    size_t next = 0;
-    for (int64_t d = 0; d < rank; ++d)
-      index.push_back(d == a ? p.back() + Expr(row) : d == b ? p.back() + Expr(col) : p[next++]);
-    return index;
-  }));
+  l.set(n, diagonal_of(l, t, n.arg(1).to_int(), wrap_dim(n.arg(2).to_int(), t.dim()),
+                       wrap_dim(n.arg(3).to_int(), t.dim()), n.results[0].sizes.back()));
   return true;
 }
 

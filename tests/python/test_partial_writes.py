@@ -113,7 +113,7 @@ def test_only_the_part_of_an_argument_is_written(function, capfd):
     assert largest_nest(capfd, function, *args) <= math.prod(KEYS) * 8
 
 
-def test_a_column_of_a_transposed_tensor(capfd):
+def test_a_column_of_a_transposed_tensor():
     check(transposed_index_copied, torch.randn(CACHE), torch.randn(KEYS), torch.arange(4, 12))
 
 
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
 
 
-def test_a_cache_of_keys_and_values(capfd):
+def test_a_cache_of_keys_and_values():
     torch.manual_seed(0)
     eager, own = Attention(), Attention()
     own.load_state_dict(eager.state_dict())
