@@ -24,6 +24,24 @@ struct ModesScope {
   aten::Modes before;
 };
 
+/// References held for a call, one after another as the call takes them: what it runs may let go of any elsewhere.
+class Arguments {
+ public:
+  explicit Arguments(size_t most) { objects_.reserve(most); }
+  ~Arguments() {
+    for (PyObject* o : objects_) Py_DECREF(o);
+  }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+  /// Steals `o`.
+  void add(PyObject* o) { objects_.push_back(o); }
+  PyObject* const* data() const { return objects_.data(); }
+  size_t size() const { return objects_.size(); }
+
+ private:
+  std::vector<PyObject*> objects_;
+};
+
 /// The dimensions of input `i` that are open, as bits.
 uint64_t open_dims(const CaptureResult& captured, size_t i) {
   for (const guards::Guard& g : captured.guards)
@@ -119,26 +137,28 @@ std::vector<py::Ref> PythonGraph::run(PyObject* const* values) const {
   // The backend's own Python code is not to be compiled, and what modes it sets end with it.
   Scoped<ConfigPtr> quiet(mode().config, nullptr);
   const ModesScope modes;
-  std::vector<py::Ref> held;
-  held.reserve(std::max(inputs_.size(), num_tensors_));
+  Arguments args(std::max(inputs_.size(), num_tensors_));
+  const auto add_tensor = [&](PyObject* tensor) {
+    if (THPVariable_CheckExact(tensor))
+      args.add(Py_NewRef(tensor));
+    else
+      args.add(as_plain(tensor).release());
+  };
   for (const FxInput& in : inputs_) {
     switch (in.kind) {
       case FxInput::Kind::Tensor:
-        held.push_back(as_plain(values[in.index]));
+        add_tensor(values[in.index]);
         break;
       case FxInput::Kind::Size:
-        held.push_back(py::check(PyLong_FromLongLong(py::graph_input(values[in.index]).size(in.dim))));
+        args.add(py::check(PyLong_FromLongLong(py::graph_input(values[in.index]).size(in.dim))).release());
         break;
       case FxInput::Kind::Int:
-        held.push_back(py::Ref::borrow(values[num_tensors_ + in.index]));
+        args.add(Py_NewRef(values[num_tensors_ + in.index]));
         break;
     }
   }
   if (inputs_.empty())
-    for (size_t i = 0; i < num_tensors_; ++i) held.push_back(as_plain(values[i]));
-  std::vector<PyObject*> args;
-  args.reserve(held.size());
-  for (const py::Ref& o : held) args.push_back(o.get());
+    for (size_t i = 0; i < num_tensors_; ++i) add_tensor(values[i]);
   py::NoFunctionModes no_modes;
   const py::Ref result = py::check(PyObject_Vectorcall(callable_.get(), args.data(), args.size(), nullptr));
   if (!PyTuple_Check(result.get()) && !PyList_Check(result.get()))

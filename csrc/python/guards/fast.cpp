@@ -12,6 +12,14 @@ bool is_heap(PyTypeObject* t) { return (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
 
 }  // namespace
 
+/// Four at a time: no read waits for the outcome of another's comparison.
+const GuardTree::Word* GuardTree::first_changed(const Word* word, const Word* end) {
+  const auto differ = [](const Word& w) { return *w.address ^ w.expected; };
+  while (end - word >= 4 && !(differ(word[0]) | differ(word[1]) | differ(word[2]) | differ(word[3]))) word += 4;
+  while (word != end && !differ(*word)) ++word;
+  return word;
+}
+
 GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
   const auto value_of = [&](const Operand& o) { return o.slot >= 0 ? slots_[o.slot] : o.object; };
   const Word* word = words_.data();
@@ -42,19 +50,21 @@ GuardTree::Outcome GuardTree::run_fast(const Call& call, Owned& owned) {
           return Outcome::Unknown;
         }
         break;
-      case FastOp::Words:
-        for (const Word* end = word + f.out; word != end; ++word) {
-          if (*word->address == word->expected) continue;
-          failed_ = word_nodes_[static_cast<size_t>(word - words_.data())];
+      case FastOp::Words: {
+        const Word* end = word + f.out;
+        if (const Word* changed = first_changed(word, end); changed != end) {
+          failed_ = word_nodes_[static_cast<size_t>(changed - words_.data())];
           return Outcome::Unknown;
         }
+        word = end;
         break;
+      }
       case FastOp::Tensor:
         if (!check_tensor(value_of(f.operand), facts_[f.guard])) return Outcome::Fails;
         break;
       case FastOp::Images:
-        for (size_t i = 0; i < images_.size(); ++i)
-          if (!images_.same(i) && !check_tensor(images_.object(i), facts_[images_.guard(i)])) return Outcome::Fails;
+        for (size_t i = images_.first_changed(0); i < images_.size(); i = images_.first_changed(i + 1))
+          if (!check_tensor(images_.object(i), facts_[images_.guard(i)])) return Outcome::Fails;
         break;
       case FastOp::Holds:
         if (!holds(f.guard, value_of(f.operand), value_of(f.other))) return Outcome::Fails;

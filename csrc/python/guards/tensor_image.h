@@ -27,8 +27,9 @@ class TensorImages {
   size_t size() const { return images_.size(); }
   PyObject* object(size_t i) const { return images_[i].object; }
   int guard(size_t i) const { return images_[i].guard; }
-  /// Whether tensor i, which must be alive, looks as it did when it was added.
-  bool same(size_t i) const;
+  /// The first tensor from `i` on, all of which must be alive, that does not look as it did when it was added; size()
+  /// if there is none.
+  size_t first_changed(size_t i) const;
 
  private:
   struct Image {
@@ -41,6 +42,8 @@ class TensorImages {
     int guard;
     size_t words;  // in words_, which tensors of one shape share
   };
+  bool same(const Image& image) const;
+
   std::vector<Image> images_;
   std::vector<MetadataWords> words_;
 };

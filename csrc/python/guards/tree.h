@@ -145,6 +145,8 @@ class GuardTree {
   void suspect(int node);
   bool fails_as_before(const Call& call, Owned& owned);
   enum class Outcome : uint8_t { Holds, Fails, Unknown };
+  /// The first word of [word, end) that is not as expected, or `end`.
+  static const Word* first_changed(const Word* word, const Word* end);
   Outcome run_fast(const Call& call, Owned& owned);
   void make_fast();
 
