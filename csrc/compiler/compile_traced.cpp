@@ -113,6 +113,25 @@ bool depends_on(const graph::Node& n, size_t i) {
   return true;
 }
 
+using NodeSet = std::unordered_set<const graph::Node*>;
+
+/// The nodes that `a` depends on.
+NodeSet computed_from(const graph::Arg& a) {
+  NodeSet read;
+  std::vector<const graph::Node*> todo;
+  const auto visit = [&](graph::Value v) {
+    if (v && read.insert(v.node).second) todo.push_back(v.node);
+  };
+  graph::for_each_value(a, visit);
+  while (!todo.empty()) {
+    const graph::Node* n = todo.back();
+    todo.pop_back();
+    for (size_t i = 0; i < n->args.size(); ++i)
+      if (depends_on(*n, i)) graph::for_each_value(n->args[i], visit);
+  }
+  return read;
+}
+
 /// Whether a second differentiation, which runs the program again, finds the results of the first time: its outputs by
 /// position, and its inputs as they were. Tells `parts` what to keep for it.
 bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
@@ -122,18 +141,14 @@ bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
     if (o.kind == joint::Output::Kind::View && !o.requires_grad) return false;
   const graph::Graph& g = *joint.graph;
   for (const auto& n : g.nodes()) parts.draws |= n->kind == graph::NodeKind::Call && ops::is_random(n->op);
-  std::unordered_set<const graph::Node*> read;
-  std::vector<const graph::Node*> todo;
-  const auto visit = [&](graph::Value v) {
-    if (v && read.insert(v.node).second) todo.push_back(v.node);
-  };
+  NodeSet read;
   if (!g.mutations().empty())
-    for (const graph::Arg& a : g.outputs()) graph::for_each_value(a, visit);
-  while (!todo.empty()) {
-    const graph::Node* n = todo.back();
-    todo.pop_back();
-    for (size_t i = 0; i < n->args.size(); ++i)
-      if (depends_on(*n, i)) graph::for_each_value(n->args[i], visit);
+    for (const graph::Arg& a : g.outputs()) read.merge(computed_from(a));
+  parts.results_of.assign(joint.num_primals, parts.no_tangents());
+  for (size_t k = 0; k < joint.tangent_of.size(); ++k) {
+    const NodeSet from = computed_from(g.outputs()[static_cast<size_t>(joint.tangent_of[k])]);
+    for (size_t i = 0; i < joint.num_primals; ++i)
+      if (from.contains(g.inputs()[i])) parts.results_of[i].set(k);
   }
   int64_t copied = 0;
   for (size_t i = 0; i < joint.num_primals; ++i) {
@@ -147,6 +162,38 @@ bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
     copied += meta.numel() * dtype_size(meta.dtype);
   }
   return copied <= kMostCopied;
+}
+
+/// Who asks for gradients of an input finds that the way there was freed only if there was one.
+void note_freed(const joint::Joint& joint, runtime::CompiledParts& parts) {
+  for (size_t i = 0; i < joint.forward_freed.size(); ++i) {
+    if (!joint.forward_freed[i]) continue;
+    const NodeSet from = computed_from(joint.graph->outputs()[i]);
+    std::vector<size_t>& primals = parts.freed_from[i];
+    for (size_t k = 0; k < joint.num_primals; ++k)
+      if (from.contains(joint.graph->inputs()[k])) primals.push_back(k);
+  }
+}
+
+void note_order(const joint::Joint& joint, runtime::CompiledParts& parts) {
+  std::unordered_map<const graph::Node*, size_t> position;
+  for (const auto& n : joint.graph->nodes()) position.emplace(n.get(), position.size());
+  std::vector<std::pair<size_t, size_t>> places;
+  for (size_t k = 0; k < joint.tangent_of.size(); ++k) {
+    size_t last = 0;
+    graph::for_each_value(joint.graph->outputs()[static_cast<size_t>(joint.tangent_of[k])],
+                          [&](graph::Value v) { last = position[v.node]; });
+    places.emplace_back(last, k);
+  }
+  std::sort(places.begin(), places.end());
+  joint::TangentSet placed(places.size());
+  const std::function<void(size_t)> put = [&](size_t k) {
+    if (placed.test_set(k)) return;
+    const joint::TangentSet& before = parts.contributes_to[k];
+    for (size_t j = before.find_first(); j != joint::TangentSet::npos; j = before.find_next(j)) put(j);
+    parts.in_order.push_back(k);
+  };
+  for (const auto& [place, k] : places) put(k);
 }
 
 }  // namespace
@@ -180,6 +227,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   parts->grad_of = joint.grad_of;
   for (size_t i = joint.num_primals; i < g.inputs().size(); ++i)
     parts->tangent_metas.push_back(g.inputs()[i]->results.at(0));
+  note_freed(joint, *parts);
   if (!joint.has_backward()) {
     parts->forward = compiler(g, "inference");
     return runtime::make_compiled_function(std::move(parts));
@@ -200,6 +248,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   parts->saved = cut.saved;
   parts->readers_of_saved = joint::readers_of_saved(*cut.backward, cut.saved.size(), joint.reached_from);
   parts->uses_up = joint.uses_up;
+  parts->reached_from.assign(joint.reached_from.begin(),
+                             joint.reached_from.begin() + static_cast<ptrdiff_t>(joint.grad_of.size()));
   parts->contributes_to.assign(joint.tangent_of.size(), parts->no_tangents());
   for (size_t i = 0; i < joint.total_of.size(); ++i) {
     const auto to = static_cast<size_t>(joint.total_of[i]);
@@ -207,6 +257,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
     for (size_t k = from.find_first(); k != joint::TangentSet::npos; k = from.find_next(k))
       if (k != to) parts->contributes_to[k].set(to);
   }
+  note_order(joint, *parts);
   parts->forward = compiler(*cut.forward, "forward");
   // Which of several outputs will be differentiated is known at the first backward().
   std::shared_ptr<runtime::Artifact> all;

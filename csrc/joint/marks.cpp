@@ -45,6 +45,27 @@ at::Tensor gradient_like(const at::Tensor& t, const graph::TensorMeta& traced) {
 }
 }  // namespace
 
+namespace {
+/// grad_fn of a gradient that is differentiated again, on fakes.
+class FakeFormula : public torch::autograd::Node {
+ public:
+  explicit FakeFormula(std::vector<graph::TensorMeta> metas) : metas_(std::move(metas)) {
+    for (graph::TensorMeta& m : metas_) m.requires_grad = false;
+  }
+  std::string name() const override { return "CustomFunctionBackward"; }
+
+ protected:
+  variable_list apply(variable_list&&) override {
+    variable_list out;
+    for (const graph::TensorMeta& m : metas_) out.push_back(aten::make_fake(m));
+    return out;
+  }
+
+ private:
+  std::vector<graph::TensorMeta> metas_;
+};
+}  // namespace
+
 bool is_mark(const graph::Op& op) {
   const Marks& m = marks();
   return op == m.function || op == m.function_end || op == m.hook || op == m.hook_end || op == m.add ||
@@ -65,19 +86,42 @@ std::vector<at::Tensor> FakeCustomFunction::begin(const std::vector<at::Tensor>&
   return grads;
 }
 
-void FakeCustomFunction::end(const std::vector<at::Tensor>& grads) {
+void FakeCustomFunction::end(const std::vector<at::Tensor>& grads, std::vector<std::vector<size_t>> given) {
+  given_ = std::move(given);
   for (const at::Tensor& t : grads) {
     graph::TensorMeta meta;
     meta.defined = t.defined();
     if (t.defined()) meta = aten::meta_of(t);
     meta.requires_grad = false;
     grads_.push_back(std::move(meta));
+    const bool has = !given_.empty() && t.defined() && t.requires_grad();
+    histories_.push_back(has ? torch::autograd::impl::gradient_edge(t) : torch::autograd::Edge());
   }
 }
 
-variable_list FakeCustomFunction::apply(variable_list&&) {
+void FakeCustomFunction::forget() { histories_.clear(); }
+
+variable_list FakeCustomFunction::apply(variable_list&& incoming) {
   variable_list out;
-  for (const graph::TensorMeta& m : grads_) out.push_back(m.defined ? aten::make_fake(m) : at::Tensor());
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    out.push_back(grads_[i].defined ? aten::make_fake(grads_[i]) : at::Tensor());
+    if (!out.back().defined() || !at::GradMode::is_enabled() || i >= given_.size()) continue;
+    torch::autograd::edge_list edges;
+    std::vector<graph::TensorMeta> metas;
+    for (size_t k : given_[i]) {
+      if (!incoming[k].defined() || !incoming[k].requires_grad()) continue;
+      edges.push_back(torch::autograd::impl::gradient_edge(incoming[k]));
+      metas.push_back(aten::meta_of(incoming[k]));
+    }
+    if (i < histories_.size() && histories_[i].is_valid()) {
+      edges.push_back(histories_[i]);
+      metas.push_back(grads_[i]);
+    }
+    if (edges.empty()) continue;
+    const auto node = c10::make_intrusive<FakeFormula>(std::move(metas));
+    node->set_next_edges(std::move(edges));
+    torch::autograd::set_history(out.back(), node);
+  }
   return out;
 }
 

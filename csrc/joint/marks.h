@@ -20,14 +20,19 @@ class FakeCustomFunction : public torch::autograd::Node {
   std::string name() const override { return "CustomFunction"; }
   /// Gives `outputs` this history; what the backward is given: fakes like the outputs.
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs);
-  /// What the backward gave.
-  void end(const std::vector<at::Tensor>& grads);
+  /// What the backward gave, and for each the given gradients that it is computed from, by position. From what else it
+  /// is computed its own history says.
+  void end(const std::vector<at::Tensor>& grads, std::vector<std::vector<size_t>> given = {});
+  /// Lets go of the gradients' histories, which may lead back here. No backward with create_graph=True follows.
+  void forget();
 
  protected:
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override;
 
  private:
   std::vector<graph::TensorMeta> grads_;  // undefined where there is none
+  std::vector<std::vector<size_t>> given_;
+  torch::autograd::edge_list histories_;
 };
 
 /// Does what marks do on fakes that a traced graph is run on in order: gives the tensors that they bring in. Bodies of

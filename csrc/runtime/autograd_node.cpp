@@ -7,6 +7,7 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_map>
 #include <utility>
 
@@ -44,7 +45,16 @@ at::Tensor as_tangent(const at::Tensor& t, const graph::TensorMeta& m) {
   return copy;
 }
 
+std::atomic<CallsSomething> calls_something = nullptr;
+
+bool hooked(torch::autograd::Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty();
+}
+
 }  // namespace
+
+void set_calls_something(CallsSomething look) { calls_something = look; }
 
 void CompiledBackward::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -84,6 +94,14 @@ variable_list CompiledBackward::apply(variable_list&& grads) {
   torch::autograd::Engine::get_default_engine().queue_callback(
       [put_back = std::move(put_back)]() mutable { put_back.reset(); });
   return out;
+}
+
+bool CompiledBackward::is_asked_for(size_t tangent) const {
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (!tasks || tasks->empty()) return true;
+  for (size_t i = 0; i < parts_->reached_from.size(); ++i)
+    if (parts_->reached_from[i].test(tangent) && task_should_compute_output(i)) return true;
+  return false;
 }
 
 variable_list CompiledBackward::gradients(variable_list&& grads) {
@@ -175,6 +193,33 @@ variable_list CompiledBackward::replay(const joint::Part& part, const variable_l
   return joint::replay(*narrowed.graph, at::GradMode::is_enabled())(args);
 }
 
+/// What input `i`, which the program changes, was before the call; gradients of it reach the input itself.
+at::Tensor CompiledBackward::copy_of_input(size_t i) {
+  at::Tensor copy = inputs_[i].detach().clone();
+  const auto& grad_of = parts_->grad_of;
+  const auto it = std::find(grad_of.begin(), grad_of.end(), static_cast<int64_t>(i));
+  if (it == grad_of.end()) return copy.set_requires_grad(inputs_[i].requires_grad());
+  const auto node = c10::make_intrusive<torch::autograd::Identity>();
+  node->set_next_edges({next_edge(static_cast<size_t>(it - grad_of.begin()))});
+  torch::autograd::set_history(copy, node);
+  return copy;
+}
+
+/// What a second differentiation sends to a result comes to `again`, that of the program's second run, and would pass
+/// by the hooks of the result itself, whose grad_fn is `result`.
+void CompiledBackward::refuse_hooks(const at::Tensor& again, const WeakNode& result) {
+  again.register_hook([result](const at::Tensor&) {
+    const auto node = result.lock();
+    if (!node) return;
+    const CallsSomething look = calls_something;
+    const auto& hooks = node->tensor_pre_hooks();
+    TORCH_CHECK(std::none_of(hooks.begin(), hooks.end(), [&](const auto& hook) { return !look || look(*hook); }) &&
+                    node->retains_grad_hooks().empty(),
+                "there are hooks on a result of a compiled function; it cannot be differentiated twice "
+                "(create_graph=True): call it under kiln.disable()");
+  });
+}
+
 /// With create_graph=True: the gradients by running the program again in eager and differentiating that, which makes
 /// the gradients' own graph.
 variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const variable_list& grads) {
@@ -185,8 +230,10 @@ variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const va
   const auto written = [&](size_t i) {
     return std::find(parts_->written.begin(), parts_->written.end(), i) != parts_->written.end();
   };
+  const joint::TangentSet wanted = part.defined | part.cut;
   for (size_t i = 0; i < inputs_.size(); ++i)
-    TORCH_CHECK(inputs_[i].is_inference() || written(i) || inputs_[i]._version() == versions_[i],
+    TORCH_CHECK(inputs_[i].is_inference() || written(i) || inputs_[i]._version() == versions_[i] ||
+                    !parts_->results_of[i].intersects(wanted),
                 "one of the variables needed for gradient computation has been modified by an inplace operation");
   // Views of the inputs: the hooks of an input itself run once, when the caller's engine passes its gradient on.
   std::unordered_map<const c10::TensorImpl*, at::Tensor> views;
@@ -205,7 +252,7 @@ variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const va
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const at::Tensor& t = inputs_[i];
       at::Tensor& view = views[t.unsafeGetTensorImpl()];
-      if (!view.defined()) view = written(i) ? t.detach().clone() : t.requires_grad() ? at::alias(t) : t;
+      if (!view.defined()) view = written(i) ? copy_of_input(i) : t.requires_grad() ? at::alias(t) : t;
       inputs.push_back(view);
     }
     return parts_->eager(inputs);
@@ -247,15 +294,19 @@ variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const va
     targets.push_back(torch::autograd::impl::gradient_edge(inputs[static_cast<size_t>(i)]));
   variable_list primals = torch::autograd::Engine::get_default_engine().execute(
       roots, seeds, /*keep_graph=*/true, /*create_graph=*/true, /*accumulate_grad=*/false, targets);
+  for (size_t k = 0; k < grads.size(); ++k)
+    if (const at::Tensor root = result(k); root.defined() && root.requires_grad())
+      refuse_hooks(root, results_.empty() ? WeakNode(getptr()) : results_[k]);
   return part.contributions ? whole : primals;
 }
 
 namespace {
 
-/// The grad_fn of a result from which others are computed, or of one of those others. In eager the gradient of the
-/// former is a value that hooks see and may change; here it is one only if someone asks. Outputs: the gradient, to the
-/// common backward; then what it contributes to the gradients of other results: undefined, since the common backward
-/// adds them up inside, unless such a result is observed.
+/// The grad_fn of one of several results: in eager each has a graph of its own, in which hooks are called for a
+/// gradient that there is. If others are computed from a result, its gradient is in eager a value that hooks see and
+/// may change; here it is one only if someone asks. Outputs: the gradient, to the common backward; then what it
+/// contributes to the gradients of other results: undefined, since the common backward adds them up inside, unless such
+/// a result is observed.
 class ResultBackward : public torch::autograd::Node {
  public:
   ResultBackward(const CompiledParts& parts, size_t tangent)
@@ -275,12 +326,12 @@ class ResultBackward : public torch::autograd::Node {
  protected:
   variable_list apply(variable_list&& grads) override {
     variable_list out(num_outputs());
-    out[0] = grads[0];
+    auto& common = static_cast<CompiledBackward&>(*next_edge(0).function);
     if (!grads[0].defined()) return out;
+    if (common.is_asked_for(tangent_)) out[0] = grads[0];
     joint::TangentSet cut(others_.size());
     for_each_other([&](size_t edge, size_t k) { cut[k] = observed(*next_edge(edge).function); });
     if (cut.none()) return out;
-    auto& common = static_cast<CompiledBackward&>(*next_edge(0).function);
     variable_list made = common.contributions(tangent_, cut, grads[0]);
     size_t next = 0;
     for_each_other([&](size_t edge, size_t k) {
@@ -297,9 +348,7 @@ class ResultBackward : public torch::autograd::Node {
   }
 
   static bool observed(Node& node) {
-    if (!node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() || !node.pre_hooks().empty() ||
-        !node.post_hooks().empty())
-      return true;
+    if (hooked(node)) return true;
     const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
     const auto it = tasks ? tasks->find(&node) : decltype(tasks->end()){};
     return tasks && it != tasks->end() && it->second.captures_;
@@ -315,23 +364,15 @@ void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const Comp
                     const std::vector<at::Tensor>& results) {
   using torch::autograd::Edge;
   const auto result = [&](size_t k) { return results[static_cast<size_t>(parts.tangent_of[k])]; };
-  joint::TangentSet apart = parts.no_tangents();
-  for (size_t k = 0; k < parts.contributes_to.size(); ++k)
-    if (parts.contributes_to[k].any()) apart |= joint::TangentSet(parts.contributes_to[k]).set(k);
-  std::vector<size_t> order;
-  for (size_t k = 0; k < apart.size(); ++k) {
-    if (apart[k]) {
-      node->add_input_metadata(result(k));
-      order.push_back(k);
-    } else {
-      torch::autograd::set_history(result(k), node);
-    }
+  const size_t count = parts.tangent_of.size();
+  if (count == 1) {
+    torch::autograd::set_history(result(0), node);
+    return;
   }
-  // What contributes to a result contributes to all that the result contributes to.
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return parts.contributes_to[a].count() < parts.contributes_to[b].count(); });
-  std::vector<c10::intrusive_ptr<torch::autograd::Node>> nodes(apart.size());
-  for (size_t k : order) {
+  for (size_t k = 0; k < count; ++k) node->add_input_metadata(result(k));
+  // The engine runs what was made last first.
+  std::vector<c10::intrusive_ptr<torch::autograd::Node>> nodes(count);
+  for (size_t k : parts.in_order) {
     nodes[k] = c10::make_intrusive<ResultBackward>(parts, k);
     torch::autograd::edge_list edges{Edge(node, static_cast<uint32_t>(k))};
     const joint::TangentSet& others = parts.contributes_to[k];
@@ -340,6 +381,7 @@ void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const Comp
     nodes[k]->set_next_edges(std::move(edges));
     torch::autograd::set_history(result(k), nodes[k]);
   }
+  if (parts.eager) node->results_.assign(nodes.begin(), nodes.end());
 }
 
 variable_list FreedBackward::apply(variable_list&&) { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); }

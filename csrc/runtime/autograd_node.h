@@ -21,6 +21,9 @@ struct CallState {
 /// Tensors are kept as SavedVariables, so that saved-tensor hooks, version checks and "backward a second time" are
 /// autograd's own.
 class CompiledBackward : public torch::autograd::Node {
+  friend void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
+                             const std::vector<at::Tensor>& results);
+
  public:
   explicit CompiledBackward(std::shared_ptr<CompiledParts> parts)
       : parts_(std::move(parts)), used_up_(parts_->tangent_of.size()) {}
@@ -39,12 +42,17 @@ class CompiledBackward : public torch::autograd::Node {
   /// What the gradient `grad` of tangent `of` contributes to the gradients of the results in `cut`, in order. The
   /// backward that runs takes those as the whole gradients then.
   torch::autograd::variable_list contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad);
+  /// Whether the engine's task wants a gradient of an input that `tangent` reaches: edges lead from here to all inputs.
+  bool is_asked_for(size_t tangent) const;
 
  protected:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
  private:
   torch::autograd::variable_list gradients(torch::autograd::variable_list&& grads);
+  using WeakNode = c10::weak_intrusive_ptr<torch::autograd::Node>;
+  static void refuse_hooks(const at::Tensor& again, const WeakNode& result);
+  at::Tensor copy_of_input(size_t i);
   torch::autograd::variable_list apply_in_eager(const joint::Part& part, const torch::autograd::variable_list& grads);
   torch::autograd::variable_list run(const joint::Part& part, torch::autograd::variable_list&& grads, bool keep_graph);
   /// The gradients by the operators of the backward graph, one by one: what is saved are fakes (compiled autograd), or
@@ -59,9 +67,15 @@ class CompiledBackward : public torch::autograd::Node {
   std::vector<uint32_t> versions_;            // of inputs_ at the call
   std::optional<GeneratorState> drawn_from_;  // the generator before the call, if it draws
   joint::TangentSet used_up_;                 // outputs that cannot be differentiated again, by tangent
+  std::vector<WeakNode> results_;             // grad_fn of each of several results, by tangent
   int cut_in_ = -1;                           // the engine's task in which `cut_` holds
   joint::TangentSet cut_;
 };
+
+/// Whether a hook on a gradient calls anything. What PyTorch keeps Python's hooks in stays when the last is removed;
+/// only the Python layer can look inside. Without it every hook counts.
+using CallsSomething = bool (*)(const torch::autograd::FunctionPreHook&);
+void set_calls_something(CallsSomething look);
 
 /// Makes `node`, or nodes of their own that come before it, the grad_fn of `results`.
 void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,

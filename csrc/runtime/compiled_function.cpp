@@ -64,8 +64,8 @@ class Function : public CompiledFunction {
   explicit Function(std::shared_ptr<CompiledParts> parts) : parts_(std::move(parts)) {
     for (const Output& o : parts_->outputs)
       needs_inputs_ |= o.kind == Output::Kind::Input || o.kind == Output::Kind::InputView;
-    needs_inputs_ |= parts_->trains() || !parts_->mutations.empty();
-    for (bool freed : parts_->forward_freed) any_freed_ |= freed;
+    any_freed_ = !parts_->freed_from.empty();
+    needs_inputs_ |= parts_->trains() || !parts_->mutations.empty() || any_freed_;
     // Outputs that are the artifact's own, in order: nothing to build.
     plain_ = parts_->outputs.size() == parts_->num_forward && !any_freed_;
     for (size_t i = 0; i < parts_->outputs.size(); ++i) {
@@ -83,7 +83,8 @@ class Function : public CompiledFunction {
     CallState before;
     if (p.eager) {
       if (p.draws) before.generator.emplace();
-      for (size_t i : p.copied) before.copies.push_back(inputs[i].detach().clone());
+      for (size_t i : p.copied)
+        before.copies.push_back(inputs[i].detach().clone().set_requires_grad(inputs[i].requires_grad()));
     }
     std::vector<at::Tensor> results;
     {
@@ -92,7 +93,7 @@ class Function : public CompiledFunction {
     }
     KILN_CHECK(results.size() >= p.num_forward, "an artifact returned too few outputs");
     if (p.trains()) attach(kept, results, std::move(before));
-    if (any_freed_) attach_freed(results);
+    if (any_freed_) attach_freed(kept, results);
     for (const joint::VisibleMutation& m : p.mutations) {
       at::Tensor& input = kept[static_cast<size_t>(m.input)];
       // Eager allows a write to such a leaf only where autograd does not see it (through .data, in no_grad).
@@ -144,9 +145,15 @@ class Function : public CompiledFunction {
     if (p.eager) node->keep_inputs(inputs, std::move(before));
   }
 
-  void attach_freed(const std::vector<at::Tensor>& results) const {
-    for (size_t i = 0; i < parts_->num_forward; ++i)
-      if (parts_->forward_freed[i]) torch::autograd::set_history(results[i], c10::make_intrusive<FreedBackward>());
+  void attach_freed(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
+    for (const auto& [i, primals] : parts_->freed_from) {
+      edge_list edges;
+      for (size_t k : primals)
+        if (inputs[k].requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(inputs[k]));
+      const auto node = c10::make_intrusive<FreedBackward>();
+      node->set_next_edges(std::move(edges));
+      torch::autograd::set_history(results[i], node);
+    }
   }
 
   std::vector<at::Tensor> build(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {

@@ -35,6 +35,12 @@ struct CompiledParts {
   /// By what is saved: the tangents whose gradients read it. By tangent: which ones a backward of it uses up, and to
   /// whose results' gradients it contributes.
   std::vector<joint::TangentSet> readers_of_saved, uses_up, contributes_to;
+  /// By gradient of grad_of: the tangents that reach it.
+  std::vector<joint::TangentSet> reached_from;
+  /// Tangents in the order in which the program computes their results, those that one contributes to before it.
+  std::vector<size_t> in_order;
+  /// By freed forward output: the primals that it is computed from.
+  std::map<size_t, std::vector<size_t>> freed_from;
 
   std::shared_ptr<Artifact> forward;
   /// Makes a part of the backward pass, at its first use. Fails for want of support only if the part is cut.
@@ -49,6 +55,8 @@ struct CompiledParts {
   joint::Program eager;
   bool draws = false;
   std::vector<size_t> written, copied;
+  /// By primal: the tangents whose results are computed from it.
+  std::vector<joint::TangentSet> results_of;
 
   const BackwardPass& backward(const joint::Part& part) {
     std::lock_guard<std::mutex> lock(backward_mutex_);

@@ -516,6 +516,28 @@ def test_second_derivatives():
     assert not difference(run(kiln.compile(in_the_graph, fullgraph=True), 0, ""), run(in_the_graph, 0, ""), 1e-5, 1e-6)
 
 
+def test_what_its_gradients_depend_on():
+    """With create_graph=True a gradient requires grad if something that its backward read does."""
+
+    def steps(x, w):
+        first = [torch.autograd.grad(f(x, w).sum(), x, create_graph=True)[0] for f in functions]
+        second = [torch.autograd.grad(g.sum(), (x, w), allow_unused=True) if g.requires_grad else None for g in first]
+        return first, second, [g.requires_grad for g in first]
+
+    functions = [
+        lambda x, w: Square.apply(x),
+        lambda x, w: StraightThrough.apply(x),
+        lambda x, w: StraightThrough.apply(x) * w,
+        lambda x, w: Product.apply(x, w)[0],
+    ]
+    seen = []
+    for f in (steps, kiln.compile(steps)):
+        torch.manual_seed(0)
+        seen.append(f(torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)))
+    assert seen[0][2] == [True, False, True, True]
+    assert not difference(seen[1], seen[0], 1e-5, 1e-6)
+
+
 def test_only_first_derivatives():
     def f(x):
         (g,) = torch.autograd.grad(Once.apply(x).sum(), x, create_graph=True)

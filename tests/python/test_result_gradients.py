@@ -339,3 +339,105 @@ def test_gradients_through_tensors_that_are_zero_without_memory(body):
         found.append([f(x, w), x.grad, w.grad])
     for e, k in zip(*found, strict=True):
         torch.testing.assert_close(k, e)
+
+
+def apart(a, b):
+    return a.sin(), b.exp(), (b * a).cos()
+
+
+def test_hooks_are_called_for_gradients_that_there_are():
+    """In eager each result has a graph of its own: nothing arrives at one that is not differentiated."""
+    seen = []
+    for f in (apart, kiln.compile(apart)):
+        log = []
+        a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+        results = f(a, b)
+        for number, t in enumerate(results):
+            t.register_hook(lambda g, number=number: log.append((number, g.sum())))
+        results[1].sum().backward(retain_graph=True)
+        (results[0] + results[2]).sum().backward(retain_graph=True)
+        sum(t.sum() for t in results).backward()  # the last that was made is the first
+        seen.append([log, a.grad, b.grad])
+    assert [number for number, _ in seen[0][0]] == [1, 2, 0, 2, 1, 0]
+    assert_same(*seen)
+
+
+def test_what_a_gradient_of_one_input_leaves():
+    seen = []
+    for f in (apart, kiln.compile(apart)):
+        a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+        s, e, _ = f(a, b)
+        (ga,) = torch.autograd.grad((s * e).sum(), a)  # does not go through e
+        e.sum().backward()
+        seen.append([ga, a.grad, b.grad])
+    assert_same(*seen)
+
+
+def test_gradients_of_freed_results():
+    def f(a, b):
+        x, y = a.sin(), b * 3
+        x.exp().sum().backward()
+        return x, y + x.detach()
+
+    for wrapped in (f, kiln.compile(f)):
+        a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+        x, y = wrapped(a, b)
+        assert torch.autograd.grad(x.sum(), b, allow_unused=True) == (None,)
+        with pytest.raises(RuntimeError, match="a second time"):
+            torch.autograd.grad(x.sum(), a, allow_unused=True)
+        assert torch.equal(torch.autograd.grad(y.sum(), b)[0], torch.tensor([3.0, 3.0]))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_second_derivatives_where_an_input_is_written(grad):
+    """Of what it was before: through the write, which autograd does not see, the gradient reaches the input itself."""
+
+    def f(a, b):
+        x = a * 2
+        (g,) = torch.autograd.grad((x * b).sin().sum(), b, create_graph=True)
+        with torch.no_grad():
+            a.mul_(0.5)
+            b.add_(1)
+        return x, g
+
+    seen = []
+    for wrapped in (f, kiln.compile(f)):
+        a, b = torch.tensor([1.0, 2.0], requires_grad=grad), torch.tensor([3.0, 4.0], requires_grad=True)
+        x, g = wrapped(a, b)
+        results = [x, g.detach()]
+        if grad:
+            (first,) = torch.autograd.grad(x.sin().sum(), a, create_graph=True)
+            first.square().sum().backward()
+            results += [first.detach(), a.grad]
+        seen.append([*[t.detach() for t in results], a.detach(), b.detach()])
+    assert_same(*seen)
+
+
+def test_second_derivatives_where_another_input_changed():
+    seen = []
+    for f in (apart, kiln.compile(apart)):
+        a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+        s, _, _ = f(a, b)
+        with torch.no_grad():
+            b.zero_()
+        (first,) = torch.autograd.grad(s.square().sum(), a, create_graph=True)
+        first.square().sum().backward()
+        seen.append([first.detach(), a.grad])
+    assert_same(*seen)
+
+
+def test_hooks_that_a_second_differentiation_would_pass_by():
+    def f(a):
+        x = a.tanh()
+        return x, x.pow(3)
+
+    for g in (f, kiln.compile(f)):
+        a = torch.tensor([0.5, 1.0], requires_grad=True)
+        x, y = g(a)
+        x.register_hook(lambda g: g.clamp(-1, 1))
+        (first,) = torch.autograd.grad((x + y).sin().sum(), a, create_graph=True)
+        if g is f:
+            first.square().sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match="there are hooks on a result"):
+                first.square().sum().backward()

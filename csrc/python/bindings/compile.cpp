@@ -1,12 +1,15 @@
 // kiln._C.compile and what belongs to it.
 #include "python/frame/compile.h"
 
+#include <torch/csrc/autograd/python_hook.h>
+
 #include "python/bindings/bindings.h"
 #include "python/bindings/fx.h"
 #include "python/capture/capture.h"
 #include "python/frame/callable.h"
 #include "python/frame/errors.h"
 #include "python/frame/records.h"
+#include "runtime/autograd_node.h"
 
 namespace pb = pybind11;
 
@@ -64,6 +67,12 @@ pb::dict record_dict(const frame::Record& r) {
 
 KILN_BINDINGS(compile) {
   frame::set_to_fx(&captured_to_fx);
+  runtime::set_calls_something([](const torch::autograd::FunctionPreHook& hook) {
+    // By name: PyTorch does not export what a dynamic_cast compares.
+    if (std::string_view(typeid(hook).name()).find("PyFunctionTensorPreHook") == std::string_view::npos) return true;
+    const pb::gil_scoped_acquire gil;
+    return PyDict_Size(static_cast<const torch::autograd::PyFunctionTensorPreHook&>(hook).dict) > 0;
+  });
   m.attr("CompiledCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::compiled_type()));
   m.attr("ModeCallable") = pb::handle(reinterpret_cast<PyObject*>(frame::mode_type()));
   m.def(

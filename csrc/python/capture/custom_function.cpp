@@ -1,6 +1,8 @@
 // torch.autograd.Function: its forward is interpreted where it is called; its backward right after it, for gradients
 // that are stand-ins, so that both are part of the graph. kiln::custom_function (joint.h) tells the joint trace which
 // nodes are the backward's, and autograd there runs them when their gradients are there.
+#include <set>
+
 #include "aten/autograd.h"
 #include "aten/convert.h"
 #include "aten/fake.h"
@@ -96,13 +98,45 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs, bo
   return result.release();
 }
 
+namespace {
+/// The results of `begin` from which `v` is computed by operators that pass gradients on.
+std::vector<size_t> results_behind(graph::Value v, const graph::Node& begin) {
+  const auto passes = [](graph::Value value) {
+    const DType dtype = value.meta().dtype;
+    return is_floating(dtype) || is_complex(dtype);
+  };
+  std::set<size_t> found;
+  std::set<std::pair<const graph::Node*, uint32_t>> seen;
+  std::vector<graph::Value> todo;
+  const auto visit = [&](graph::Value value) {
+    if (!value || !passes(value) || !seen.emplace(value.node, value.index).second) return;
+    if (value.node == &begin)
+      found.insert(size_t{value.index});
+    else if (value.node->kind == graph::NodeKind::Call && value.node->op.name().find("detach") == std::string::npos)
+      todo.push_back(value);
+  };
+  visit(v);
+  while (!todo.empty()) {
+    const graph::Node* node = todo.back().node;
+    todo.pop_back();
+    for (const graph::Arg& a : node->args) graph::for_each_value(a, visit);
+    for (const auto& [name, a] : node->kwargs) graph::for_each_value(a, visit);
+  }
+  return {found.begin(), found.end()};
+}
+}  // namespace
+
 PyObject* Machine::end_custom_function(PyObject* grads) {
   std::vector<at::Tensor> tensors;
   if (!custom_function.node || !tensors_of(grads, &tensors))
     return graph_break("custom-function", "its backward returns other things than tensors");
   if (const char* why = refusal_since(custom_function.beginning, /*checkpointed=*/false))
     return graph_break("custom-function", std::string("its backward ") + why);
-  custom_function.node->end(tensors);
+  std::vector<std::vector<size_t>> given;
+  for (const at::Tensor& t : tensors)
+    given.push_back(t.defined() ? results_behind(trace.value_of(t), *custom_function.begin) : std::vector<size_t>());
+  custom_function.node->end(tensors, std::move(given));
+  custom_functions.push_back(custom_function.node);
   trace.record(graph::Op("kiln::custom_function_end"), {values_of(tensors)}, {});
   custom_function = {};
   Py_RETURN_NONE;

@@ -391,7 +391,10 @@ Machine::Machine(PyThreadState* state, py311::Frame* frame, const CaptureOptions
   if (options.open_sizes != CaptureOptions::OpenSizes::None) open_sizes();
 }
 
-Machine::~Machine() { close_sizes(); }
+Machine::~Machine() {
+  for (const auto& node : custom_functions) node->forget();
+  close_sizes();
+}
 
 std::shared_ptr<const graph::StackTrace> Machine::stack_trace() {
   py311::Frame* f = ts->cframe->current_frame;

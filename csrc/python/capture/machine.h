@@ -768,6 +768,7 @@ class Machine {
     Moment beginning;
   };
   CustomFunction custom_function;
+  std::vector<c10::intrusive_ptr<joint::FakeCustomFunction>> custom_functions;  // that were interpreted
   /// The checkpointed call that is being interpreted, the outermost one.
   struct Checkpoint {
     struct Operator {

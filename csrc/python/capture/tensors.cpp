@@ -24,20 +24,25 @@ using SK = guards::Source::Kind;
 using GK = Guard::Kind;
 
 namespace {
-/// Leaves that a backward from `roots` reaches. `*hooks` is set if Python hooks would run, `*outside` if it goes on
-/// through an input that has a history of its own.
-std::vector<at::Tensor> reached_leaves(const std::vector<at::Tensor>& roots, bool* hooks, bool* outside) {
+struct Reached {
   std::vector<at::Tensor> leaves;
+  bool hooks = false;    // Python hooks would run
+  bool outside = false;  // it goes on through an input that has a history of its own
+};
+
+/// What a backward from `roots` meets.
+Reached reached_by_backward(const std::vector<at::Tensor>& roots) {
+  Reached reached;
   // Held: a leaf does not own the node that accumulates into it.
   torch::autograd::edge_list edges;
   for (const at::Tensor& t : roots) edges.push_back(torch::autograd::impl::gradient_edge(t));
   for (torch::autograd::Node* node : aten::nodes_behind(edges)) {
     // Hooks on the gradients of tensors are the capture's own: gradient_hooks.cpp.
-    if (!node->pre_hooks().empty() || !node->post_hooks().empty()) *hooks = true;
-    if (aten::is_history_of_input(*node)) *outside = true;
-    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(leaf->variable);
+    if (!node->pre_hooks().empty() || !node->post_hooks().empty()) reached.hooks = true;
+    reached.outside |= aten::is_history_of_input(*node);
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) reached.leaves.push_back(leaf->variable);
   }
-  return leaves;
+  return reached;
 }
 }  // namespace
 
@@ -215,8 +220,7 @@ int Machine::leaf_behind(const at::Tensor& result, const std::vector<at::Tensor>
     const py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
     return o && index.contains(o.get());
   };
-  bool ignored = false;
-  for (const at::Tensor& leaf : reached_leaves({result}, &ignored, &ignored))
+  for (const at::Tensor& leaf : reached_by_backward({result}).leaves)
     for (const auto& [made, instruction] : leaves_made)
       if (leaf.is_same(made) && !(leaf.is_same(result) && !leaf.grad().defined()) &&
           (is_known(leaf) || has_or_views(leaving, leaf) ||
@@ -413,10 +417,10 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
   if (aten::inside_transform() || std::any_of(roots.begin(), roots.end(), aten::is_wrapper))
     return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));
   if (running_hook) return graph_break("autograd", "a hook on a gradient that runs a backward");
-  bool hooks = false, outside = false;
   const size_t own_hooks = gradient_hooks.size();
-  std::vector<at::Tensor> leaves = reached_leaves(roots, &hooks, &outside);
-  if (outside)
+  Reached reached = reached_by_backward(roots);
+  std::vector<at::Tensor>& leaves = reached.leaves;
+  if (reached.outside)
     return graph_break("autograd", "a backward that goes on into what was computed before the captured part");
   for (const at::Tensor& t : leaves) {
     py::Ref o = py::Ref::steal(THPVariable_Wrap(t));
@@ -431,7 +435,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
   const auto without_hooks = c10::make_scope_exit([&, end = gradient_hooks.size()] {
     for (size_t i = own_hooks; i < end; ++i) remove_gradient_hook(gradient_hooks[i]);
   });
-  if (hooks) return graph_break("autograd", "a backward that runs Python hooks");
+  if (reached.hooks) return graph_break("autograd", "a backward that runs Python hooks");
   if (accumulate && !inputs.empty()) leaves = inputs;
   const graph::Arg roots_arg = values_of(roots), grads_arg = values_of(grads), inputs_arg = values_of(inputs);
   std::vector<py::Ref> leaf_objects;

@@ -7,15 +7,17 @@ test_random_programs.py runs a fixed choice of seeds. To look for others, in tes
 prints each program whose compiled run differs, and how.
 """
 
-from . import arithmetic, dtypes, layers, memory, modules, objects, parts, training
+from . import arithmetic, dtypes, gradients, layers, memory, modules, objects, parts, sizes, training
 
 KINDS = {
     "arithmetic": arithmetic,
     "dtypes": dtypes,
+    "gradients": gradients,
     "layers": layers,
     "memory": memory,
     "modules": modules,
     "objects": objects,
     "parts": parts,
+    "sizes": sizes,
     "training": training,
 }
