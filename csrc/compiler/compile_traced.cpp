@@ -17,6 +17,7 @@
 #include "graph/passes/passes.h"
 #include "graph/passes/patch_convolutions.h"
 #include "graph/passes/volume_convolutions.h"
+#include "graph/passes/widen_half.h"
 #include "joint/finish.h"
 #include "joint/partition/tangents.h"
 #include "joint/rematerialize.h"
@@ -207,6 +208,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   graph::Graph& g = *joint.graph;
   pass("joint.remove_dead", g, [&] { return joint::remove_dead(g); });
   graph::clean_up(g);
+  const auto slow = [](DType t) { return options().widen_half ? is_half(t) : graph::has_slow_products(t); };
+  pass("joint.widen_half", g, [&] { return graph::widen_half(g, slow) && (graph::clean_up(g), true); });
   pass("joint.lift_convolutions", g, [&] { return graph::lift_convolutions(g); });
   // Before the partition, so that saved activations keep the layout.
   pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });

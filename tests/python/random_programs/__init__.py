@@ -7,17 +7,34 @@ test_random_programs.py runs a fixed choice of seeds. To look for others, in tes
 prints each program whose compiled run differs, and how.
 """
 
-from . import arithmetic, dtypes, gradients, layers, memory, modules, objects, parts, sizes, training
+from . import (
+    arithmetic,
+    control,
+    dtypes,
+    gradients,
+    layers,
+    library,
+    memory,
+    modules,
+    objects,
+    parts,
+    selections,
+    sizes,
+    training,
+)
 
 KINDS = {
     "arithmetic": arithmetic,
+    "control": control,
     "dtypes": dtypes,
     "gradients": gradients,
     "layers": layers,
+    "library": library,
     "memory": memory,
     "modules": modules,
     "objects": objects,
     "parts": parts,
+    "selections": selections,
     "sizes": sizes,
     "training": training,
 }

@@ -1,0 +1,18 @@
+#pragma once
+#include <functional>
+
+#include "graph/graph.h"
+
+namespace kiln::graph {
+
+/// Whether ATen computes products and convolutions of a half type number by number on this machine, since neither it
+/// nor oneDNN has vector code for them: float16 on x86 without AVX-512's float16 arithmetic, bfloat16 without AVX-512.
+bool has_slow_products(DType dtype);
+
+/// Computes matrix products, convolutions, attention and their gradients of the types that are `slow` in float32 and
+/// rounds what comes out: ATen keeps their sums in float32, too, so results differ in the order of sums alone. Products
+/// that ATen computes fast all the same stay: of few rows with a matrix whose columns are dense. Runs on functional
+/// graphs. Returns true if it changed the graph.
+bool widen_half(Graph& g, const std::function<bool(DType)>& slow);
+
+}  // namespace kiln::graph
