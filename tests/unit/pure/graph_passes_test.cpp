@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "graph/passes/passes.h"
+#include "graph/passes/widen_half.h"
 
 // Each file of tests/golden/graph names a pass, a graph, and the graph that the pass makes of it. KILN_UPDATE_GOLDEN=1
 // writes the files anew.
@@ -18,7 +19,8 @@ const std::map<std::string, Pass> kPasses = {{"dce", eliminate_dead_code},
                                              {"views", simplify_views},
                                              {"copies", remove_redundant_copies},
                                              {"clean_up", clean_up},
-                                             {"recompute_operands", recompute_operands}};
+                                             {"recompute_operands", recompute_operands},
+                                             {"widen_half", [](Graph& g) { return widen_half(g, is_half); }}};
 
 std::vector<std::filesystem::path> files() {
   std::vector<std::filesystem::path> out;
