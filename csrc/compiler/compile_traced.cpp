@@ -133,6 +133,33 @@ NodeSet computed_from(const graph::Arg& a) {
   return read;
 }
 
+/// By primal: the tangents whose results are computed from it.
+std::vector<joint::TangentSet> results_of_primals(const joint::Joint& joint) {
+  const joint::TangentSet none(joint.tangent_of.size());
+  std::unordered_map<const graph::Node*, joint::TangentSet> results;
+  const auto note = [&](const joint::TangentSet& of) {
+    return [&](graph::Value v) {
+      if (v) results.try_emplace(v.node, none).first->second |= of;
+    };
+  };
+  const graph::Graph& g = *joint.graph;
+  for (size_t k = 0; k < none.size(); ++k)
+    graph::for_each_value(g.outputs()[static_cast<size_t>(joint.tangent_of[k])], note(joint::TangentSet(none).set(k)));
+  for (auto n = g.nodes().rbegin(); n != g.nodes().rend(); ++n) {
+    const auto it = results.find(n->get());
+    if (it == results.end()) continue;
+    const joint::TangentSet of = it->second;
+    for (size_t i = 0; i < (*n)->args.size(); ++i)
+      if (depends_on(**n, i)) graph::for_each_value((*n)->args[i], note(of));
+  }
+  std::vector<joint::TangentSet> out;
+  for (size_t i = 0; i < joint.num_primals; ++i) {
+    const auto it = results.find(g.inputs()[i]);
+    out.push_back(it == results.end() ? none : it->second);
+  }
+  return out;
+}
+
 /// Whether a second differentiation, which runs the program again, finds the results of the first time: its outputs by
 /// position, and its inputs as they were. Tells `parts` what to keep for it.
 bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
@@ -145,12 +172,7 @@ bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
   NodeSet read;
   if (!g.mutations().empty())
     for (const graph::Arg& a : g.outputs()) read.merge(computed_from(a));
-  parts.results_of.assign(joint.num_primals, parts.no_tangents());
-  for (size_t k = 0; k < joint.tangent_of.size(); ++k) {
-    const NodeSet from = computed_from(g.outputs()[static_cast<size_t>(joint.tangent_of[k])]);
-    for (size_t i = 0; i < joint.num_primals; ++i)
-      if (from.contains(g.inputs()[i])) parts.results_of[i].set(k);
-  }
+  parts.results_of = results_of_primals(joint);
   int64_t copied = 0;
   for (size_t i = 0; i < joint.num_primals; ++i) {
     const graph::Node* input = g.inputs()[i];

@@ -50,11 +50,8 @@ class Widening {
   }
 
  private:
-  struct ByPlace {
-    size_t operator()(const Value& v) const { return std::hash<const Node*>()(v.node) + v.index; }
-  };
-
   static bool is_product(const Node& n) { return n.kind == NodeKind::Call && kProducts.contains(n.op.name()); }
+  /// Behind what is added, in products that add something.
   static std::pair<Value, Value> factors(const Node& n) {
     const size_t left = n.op.name().find("add") == std::string::npos ? 0 : 1;
     return {n.arg(left).value(), n.arg(left + 1).value()};
@@ -77,7 +74,7 @@ class Widening {
 
   Graph& g_;
   const std::function<bool(DType)>& slow_;
-  std::unordered_map<Value, int64_t, ByPlace> rows_;  // of the products with this right factor
+  std::unordered_map<Value, int64_t> rows_;  // of the products with this right factor
 };
 
 }  // namespace
