@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include "graph/passes/passes.h"
+#include "graph/passes/widen_half.h"
 #include "ops/ops.h"
 
 namespace kiln::compiler {
@@ -78,13 +79,6 @@ namespace {
 /// half precision has been made half as large for want of memory. Copies of more are made in each call.
 constexpr int64_t kMostWidened = int64_t{256} << 20;
 
-int64_t widened_bytes(const Node& n) {
-  static const graph::Op to_copy("aten::_to_copy");
-  if (n.op != to_copy || !is_half(n.arg(0).value().meta().dtype)) return 0;
-  const graph::TensorMeta& made = n.results[0];
-  return is_half(made.dtype) ? 0 : made.numel() * dtype_size(made.dtype);
-}
-
 /// What depends on frozen inputs alone.
 std::unordered_set<const Node*> constants(const Graph& g, bool keep_widened) {
   std::unordered_set<const Node*> constant;
@@ -93,7 +87,8 @@ std::unordered_set<const Node*> constants(const Graph& g, bool keep_widened) {
       if (n->frozen) constant.insert(n.get());
       continue;
     }
-    bool all = ops::lookup(n->op) && !graph::runs_unused(*n) && (keep_widened || !widened_bytes(*n)), any = false;
+    bool all = ops::lookup(n->op) && !graph::runs_unused(*n) && (keep_widened || !graph::is_widening_copy(*n)),
+         any = false;
     for (const Arg& a : n->args)
       graph::for_each_value(a, [&](const Value& v) {
         any |= static_cast<bool>(v);
@@ -110,7 +105,7 @@ std::optional<FrozenSplit> split_frozen(const Graph& g) {
   std::unordered_set<const Node*> constant = constants(g, /*keep_widened=*/true);
   int64_t widened = 0;
   for (const Node* n : constant)
-    if (n->kind == NodeKind::Call) widened += widened_bytes(*n);
+    if (graph::is_widening_copy(*n)) widened += n->results[0].numel() * dtype_size(n->results[0].dtype);
   if (widened > kMostWidened) constant = constants(g, /*keep_widened=*/false);
   const auto leaves = [&](const Value& v) {
     if (v && v.node->kind == NodeKind::Call) constant.erase(v.node);

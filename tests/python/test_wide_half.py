@@ -136,3 +136,24 @@ def test_off_switch():
     with kiln.config.patch(widen_half=True, disable_passes="joint.widen_half"):
         assert torch.equal(kiln.compile(F.linear)(x, w), F.linear(x, w))
         assert "call aten::mm.out" in steps_of(lambda x: F.linear(x, w), x)
+
+
+def test_what_is_saved_is_half():
+    """The backward widens again: eager saves no more."""
+    saved = []
+
+    def forward_compiler(gm, inputs):
+        def run(*args):
+            outputs = gm(*args)
+            saved.extend(t.dtype for t in outputs)
+            return outputs
+
+        return run
+
+    w, v = torch.randn(32, 32).half().requires_grad_(), torch.randn(32, 32).half().requires_grad_()
+    with kiln.config.patch(widen_half=True):
+        f = kiln.aot.aot_function(
+            lambda x, w, v: F.gelu(x @ w) @ v, fw_compiler=forward_compiler, bw_compiler=lambda gm, inputs: gm.forward
+        )
+        f(torch.randn(40, 32).half().requires_grad_(), w, v).sum().backward()
+    assert len(saved) > 1 and set(saved) == {torch.float16}

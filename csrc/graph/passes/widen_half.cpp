@@ -89,6 +89,12 @@ bool has_slow_products(DType dtype) {
   return false;
 }
 
+bool is_widening_copy(const Node& n) {
+  static const Op to_copy("aten::_to_copy");
+  return n.kind == NodeKind::Call && n.op == to_copy && is_half(n.arg(0).value().meta().dtype) &&
+         dtype_size(n.results[0].dtype) > 2;
+}
+
 bool widen_half(Graph& g, const std::function<bool(DType)>& slow) {
   const Widening widening(g, slow);
   return replace_each(

@@ -9,6 +9,9 @@ namespace kiln::graph {
 /// nor oneDNN has vector code for them: float16 on x86 without AVX-512's float16 arithmetic, bfloat16 without AVX-512.
 bool has_slow_products(DType dtype);
 
+/// Whether the node copies a tensor of a half type into a wider one.
+bool is_widening_copy(const Node& n);
+
 /// Computes matrix products, convolutions, attention and their gradients of the types that are `slow` in float32 and
 /// rounds what comes out: ATen keeps their sums in float32, too, so results differ in the order of sums alone. Products
 /// that ATen computes fast all the same stay: of few rows with a matrix whose columns are dense. Runs on functional

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "graph/passes/passes.h"
+#include "graph/passes/widen_half.h"
 #include "joint/partition/min_cut.h"
 #include "ops/ops.h"
 
@@ -137,14 +138,16 @@ void Partitioner::mark() {
     if (outs[i].is_value() && outs[i].value()) todo.push_back(outs[i].value());
   reach(wanted_);
   for (const Node* n : forward_) KILN_CHECK(!tangent_.count(n), "a forward output depends on a tangent: " + n->name);
-  // Only the nodes that some tangent-dependent library call reads, looking through views.
+  // Only the nodes that some tangent-dependent library call reads, looking through views and copies of half types in
+  // wider ones.
   for (const auto& n : graph_.nodes()) {
     if (!tangent_.count(n.get()) || fusible(*n)) continue;
     for_args(*n, [&](Value v) {
       const Node* at = v.node;
       while (at && !tangent_.count(at)) {
-        held_.insert(at);
-        if (!ops::is_view(at->op) || at->args.empty() || !at->args[0].is_value()) break;
+        const bool widens = graph::is_widening_copy(*at);  // what it copies takes half as much memory
+        if (!widens) held_.insert(at);
+        if (!(widens || ops::is_view(at->op)) || at->args.empty() || !at->args[0].is_value()) break;
         at = at->args[0].value().node;
       }
     });
