@@ -12,6 +12,7 @@
 #include "runtime/conv/conv.h"
 #include "runtime/epilogue_step.h"
 #include "runtime/frozen.h"
+#include "runtime/gemm/few_rows.h"
 #include "runtime/gemm/gemm.h"
 #include "runtime/parallel.h"
 #include "runtime/random/bernoulli.h"
@@ -194,6 +195,47 @@ class ProductStep final : public LibraryStep {
   FrozenOperand weight_;
   Slot a_, b_, bias_, c_;
   int64_t m_, n_, k_, batch_ = 1, a_row_, a_col_, a_batch_ = 0, b_row_, b_col_, b_batch_ = 0, ldc_, c_batch_ = 0;
+};
+
+/// A few rows of a half type times a matrix whose columns are dense, as a language model's weights are for one word
+/// after another. ATen reads the matrix once for each row, oneDNN slower than memory gives it.
+bool serves_half_rows(const TensorMeta& a, const TensorMeta& b, const TensorMeta* bias, const TensorMeta& c) {
+  const auto serves = [&](const TensorMeta& m) {
+    return m.dtype == c.dtype && m.device.type == graph::DeviceType::CPU;
+  };
+  if (!is_half(c.dtype) || !gemm::supported() || c.dim() != 2 || !serves(a) || !serves(b) || !serves(c)) return false;
+  const int64_t m = c.sizes[0], n = c.sizes[1], k = a.sizes[1];
+  if (m < 1 || m > gemm::kFewRows || n < 8 || k < 16 || (bias && !(serves(*bias) && is_row(*bias, n)))) return false;
+  return a.strides[1] == 1 && b.strides[0] == 1 && c.strides[1] == 1;
+}
+
+class HalfRowsStep final : public LibraryStep {
+ public:
+  HalfRowsStep(Slot a, Slot b, Slot bias, Slot c, const Plan& plan)
+      : LibraryStep("matmul half rows", bias == kNoSlot ? std::vector<Slot>{a, b} : std::vector<Slot>{a, b, bias}, {c}),
+        a_(a),
+        b_(b),
+        bias_(bias),
+        c_(c) {
+    const TensorMeta &ma = plan.slots[a].meta, &mb = plan.slots[b].meta, &mc = plan.slots[c].meta;
+    brain_ = mc.dtype == DType::BFloat16;
+    m_ = mc.sizes[0], n_ = mc.sizes[1], k_ = ma.sizes[1];
+    row_ = ma.strides[0], line_ = mb.strides[1], ldc_ = mc.strides[0];
+  }
+  void run(Frame& frame) const override {
+    const auto half = [&](Slot s) { return reinterpret_cast<uint16_t*>(frame.ptrs[s]); };
+    const gemm::HalfProduct product{half(a_), row_, half(b_), line_, bias_ == kNoSlot ? nullptr : half(bias_),
+                                    half(c_), ldc_};
+    const bool alone = 16.0 * n_ * k_ < 1e6;  // as ProductStep
+    const int threads = alone ? 1 : at::get_num_threads();
+    gemm::multiply_few_half_rows(brain_, m_, n_, k_, product, workspace(m_ * k_),
+                                 alone ? gemm::Parallel(gemm::serial) : gemm::Parallel(parallel_tasks), threads);
+  }
+
+ private:
+  Slot a_, b_, bias_, c_;
+  bool brain_;
+  int64_t m_, n_, k_, row_, line_, ldc_;
 };
 
 // --- convolutions
@@ -514,7 +556,16 @@ bool serves_bernoulli(const Node& n, const TensorMeta& out) {
 
 /// What kernel serves a node, decided from metas alone.
 struct Choice {
-  enum class Kind { None, Product, Convolution, ConvolutionBackward, Attention, AttentionBackward, Bernoulli };
+  enum class Kind {
+    None,
+    Product,
+    HalfRows,
+    Convolution,
+    ConvolutionBackward,
+    Attention,
+    AttentionBackward,
+    Bernoulli
+  };
   Kind kind = Kind::None;
   std::optional<conv::Shape> conv = {};
   std::optional<attention::Shape> attention = {};
@@ -526,6 +577,7 @@ Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
   const auto result = [&](uint32_t i) -> const TensorMeta& { return result_meta({const_cast<Node*>(&n), i}); };
   if (const auto p = product_of(n)) {
     const TensorMeta* bias = p->bias ? &meta(p->bias) : nullptr;
+    if (serves_half_rows(meta(p->a), meta(p->b), bias, result(0))) return {Kind::HalfRows};
     return {serves_product(meta(p->a), meta(p->b), bias, result(0)) ? Kind::Product : Kind::None};
   }
   if (op == "aten::convolution") {
@@ -599,6 +651,11 @@ std::unique_ptr<Step> make_library_step(const Node& n, const AtenStep::SlotOf& s
       const Product p = *product_of(n);
       return std::make_unique<ProductStep>(n, slot_of(p.a), slot_of(p.b), p.bias ? slot_of(p.bias) : kNoSlot,
                                            results.at(0), plan);
+    }
+    case Kind::HalfRows: {
+      const Product p = *product_of(n);
+      return std::make_unique<HalfRowsStep>(slot_of(p.a), slot_of(p.b), p.bias ? slot_of(p.bias) : kNoSlot,
+                                            results.at(0), plan);
     }
     case Kind::Convolution:
       if (graph::is_transposed(n))

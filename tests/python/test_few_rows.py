@@ -111,3 +111,38 @@ def test_gradients_of_weights(sizes: tuple[int, int, int], threads: int) -> None
         assert all(torch.equal(compiled(g, x), first) for _ in range(5))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("sizes", [(16, 8), (64, 48), (100, 37), (515, 257)], ids=str)
+def test_half_types(sizes: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+    """Sums in float32, rounded once: as near to the exact product as one rounding allows."""
+    torch.manual_seed(0)
+    inner, columns = sizes
+    x, w, bias = (
+        torch.randn(rows, inner).to(dtype),
+        torch.randn(columns, inner).to(dtype),
+        torch.randn(columns).to(dtype),
+    )
+    with kiln.config.patch(disable_passes="plan.measure_products"):
+        f = kiln.compile(lambda x: (torch.nn.functional.linear(x, w, bias), x @ w.t()))
+        explanation = kiln.explain(lambda x: x @ w.t())(x)
+        with_bias, without = f(x)
+    assert "matmul half rows" in explanation.entries[0].artifact
+    exact = x.double() @ w.double().t()
+    for found, expected in ((with_bias, exact + bias.double()), (without, exact)):
+        assert found.dtype == dtype and found.is_contiguous()
+        torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=2e-3)
+
+
+def test_half_types_at_their_limits() -> None:
+    x = torch.zeros(4, 16, dtype=torch.float16)
+    x[0, :3] = torch.tensor([torch.inf, 1, 2])
+    x[1, 0] = torch.nan
+    x[2], x[3] = 6e-8, 65504.0
+    for dtype in (torch.float16, torch.bfloat16):
+        w = torch.eye(16).to(dtype)
+        with kiln.config.patch(disable_passes="plan.measure_products"):
+            found = kiln.compile(torch.nn.functional.linear)(x.to(dtype), w)
+        torch.testing.assert_close(found, torch.nn.functional.linear(x.to(dtype), w), rtol=0, atol=0, equal_nan=True)

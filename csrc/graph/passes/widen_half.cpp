@@ -7,7 +7,7 @@
 namespace kiln::graph {
 namespace {
 
-/// Rows from which a product with a matrix whose columns are dense is faster in float32, the copies included.
+/// Up to so many rows a product with a matrix whose columns are dense reads it as it lies (runtime/gemm/few_rows.h).
 constexpr int64_t kFewRows = 8;
 
 const std::unordered_set<std::string> kProducts{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
@@ -65,7 +65,7 @@ class Widening {
     const auto [a, b] = factors(n);
     const size_t columns = a.meta().sizes.size() - 1;
     const bool dense = a.meta().strides[columns] == 1 && b.meta().strides[columns - 1] == 1;
-    return dense && rows_.at(b) < kFewRows;
+    return dense && rows_.at(b) <= kFewRows;
   }
   bool slow(const TensorMeta& m) const { return m.defined && slow_(m.dtype); }
   static Value cast(Value v, DType dtype, Rewrite& to) {

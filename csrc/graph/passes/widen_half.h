@@ -14,7 +14,7 @@ bool is_widening_copy(const Node& n);
 
 /// Computes matrix products, convolutions, attention and their gradients of the types that are `slow` in float32 and
 /// rounds what comes out: ATen keeps their sums in float32, too, so results differ in the order of sums alone. Products
-/// that ATen computes fast all the same stay: of few rows with a matrix whose columns are dense. Runs on functional
+/// of few rows with a matrix whose columns are dense stay: they take as long as reading the matrix. Runs on functional
 /// graphs. Returns true if it changed the graph.
 bool widen_half(Graph& g, const std::function<bool(DType)>& slow);
 

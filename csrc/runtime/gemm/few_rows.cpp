@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "runtime/gemm/kernels.h"
@@ -24,6 +25,53 @@ KILN_INLINE const typename Lanes<kLanes>::type& load(const float* from) {
 }
 
 template <int kLanes>
+struct Words {
+  typedef uint16_t narrow __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  typedef uint32_t wide __attribute__((vector_size(kLanes * 4), may_alias));
+};
+/// Elements of B that are no floats, by their bits.
+struct Half {
+  uint16_t bits;
+};
+struct Brain {
+  uint16_t bits;
+};
+template <int kLanes>
+KILN_INLINE typename Words<kLanes>::wide words(const void* from) {
+  return __builtin_convertvector(*static_cast<const typename Words<kLanes>::narrow*>(from),
+                                 typename Words<kLanes>::wide);
+}
+template <int kLanes>
+KILN_INLINE typename Lanes<kLanes>::type load(const Brain* from) {
+  const auto bits = words<kLanes>(from) << 16;
+  typename Lanes<kLanes>::type v;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+/// Exponent and fraction at float's places make a number that is 2^112 times too small, of infinities and NaN the
+/// exponent is filled up.
+template <int kLanes>
+KILN_INLINE typename Lanes<kLanes>::type load(const Half* from) {
+  const auto h = words<kLanes>(from);
+  auto bits = (h & 0x7fff) << 13;
+  typename Lanes<kLanes>::type v;
+  std::memcpy(&v, &bits, sizeof(v));
+  v *= 0x1p112f;
+  std::memcpy(&bits, &v, sizeof(v));
+  const auto special = reinterpret_cast<typename Words<kLanes>::wide>((h & 0x7c00) == 0x7c00);
+  bits |= (special & 0x7f800000) | ((h & 0x8000) << 16);
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+template <class T>
+KILN_INLINE float number(const T* from) {
+  if constexpr (std::is_same_v<T, float>)
+    return *from;
+  else
+    return load<1>(from)[0];
+}
+
+template <int kLanes>
 KILN_INLINE float sum_of(const typename Lanes<kLanes>::type& v) {
   if constexpr (kLanes == 1) {
     return v[0];
@@ -35,17 +83,18 @@ KILN_INLINE float sum_of(const typename Lanes<kLanes>::type& v) {
   }
 }
 
-/// Rows of A and lines of B: `row` and `line` floats apart, `length` long.
+/// Rows of A and lines of B: `row` and `line` elements apart, `length` long.
+template <class T = float>
 struct Pairs {
   const float* a;
   int64_t row;
-  const float* b;
+  const T* b;
   int64_t line, length;
 };
 
 /// sums[i * kCount + j]: row i of A times line j of B.
-template <int kLanes, int kRows, int kCount>
-KILN_INLINE void dots(const Pairs& p, float* sums) {
+template <int kLanes, int kRows, int kCount, class T>
+KILN_INLINE void dots(const Pairs<T>& p, float* sums) {
   typename Lanes<kLanes>::type sum[kRows][kCount] = {};
   int64_t at = 0;
   for (; at + kLanes <= p.length; at += kLanes) {
@@ -64,14 +113,14 @@ KILN_INLINE void dots(const Pairs& p, float* sums) {
 #pragma GCC unroll 8
     for (int j = 0; j < kCount; ++j) {
       float total = sum_of<kLanes>(sum[i][j]);
-      for (int64_t q = at; q < p.length; ++q) total += p.a[i * p.row + q] * p.b[j * p.line + q];
+      for (int64_t q = at; q < p.length; ++q) total += p.a[i * p.row + q] * number(p.b + j * p.line + q);
       sums[i * kCount + j] = total;
     }
 }
 
 /// Adds to y[i * length + q] the sum over kCount lines of a[i * row + j] * b[j * line + q].
 template <int kLanes, int kRows, int kCount>
-KILN_INLINE void add_lines(const Pairs& p, float* y) {
+KILN_INLINE void add_lines(const Pairs<>& p, float* y) {
   using Vector = typename Lanes<kLanes>::type;
   int64_t q = 0;
   for (; q + kLanes <= p.length; q += kLanes) {
@@ -94,40 +143,96 @@ KILN_INLINE void add_lines(const Pairs& p, float* y) {
 
 /// One of the two, with lines_of() lines of B or with one.
 enum class Form { Dots, AddLines };
-template <Form kForm, int kLanes, int kRows, bool kMany>
-KILN_INLINE void run(const Pairs& p, float* to) {
+template <Form kForm, int kLanes, int kRows, bool kMany, class T>
+KILN_INLINE void run(const Pairs<T>& p, float* to) {
   constexpr int kCount = kMany ? lines_of(kLanes, kRows) : 1;
   if constexpr (kForm == Form::Dots)
     dots<kLanes, kRows, kCount>(p, to);
   else
     add_lines<kLanes, kRows, kCount>(p, to);
 }
-template <Form kForm, int kRows, bool kMany>
-KILN_AVX512 void run512(const Pairs& p, float* to) {
+template <Form kForm, int kRows, bool kMany, class T>
+KILN_AVX512 void run512(const Pairs<T>& p, float* to) {
   run<kForm, 16, kRows, kMany>(p, to);
 }
-template <Form kForm, int kRows, bool kMany>
-KILN_AVX2 void run256(const Pairs& p, float* to) {
+template <Form kForm, int kRows, bool kMany, class T>
+KILN_AVX2 void run256(const Pairs<T>& p, float* to) {
   run<kForm, 8, kRows, kMany>(p, to);
 }
 
-using Run = void (*)(const Pairs&, float*);
-template <int kLanes, Form kForm, int kRows, bool kMany>
-constexpr Run kRun = kLanes == 16 ? run512<kForm, kRows, kMany> : run256<kForm, kRows, kMany>;
+template <class T>
+using Run = void (*)(const Pairs<T>&, float*);
+template <int kLanes, Form kForm, int kRows, bool kMany, class T>
+constexpr Run<T> kRun = kLanes == 16 ? run512<kForm, kRows, kMany, T> : run256<kForm, kRows, kMany, T>;
 
-/// What one vector unit does with so many rows.
-struct Kernels {
-  Run dots[2], add[2];  // with one line, with `lines`
+/// What one vector unit does with so many rows: with one line, with `lines`.
+template <class T>
+struct Dots {
+  Run<T> run[2];
   int64_t lines;
 };
-template <int kLanes, size_t... kRows>
-constexpr std::array<Kernels, kFewRows> all_of(std::index_sequence<kRows...>) {
-  return {Kernels{{kRun<kLanes, Form::Dots, kRows + 1, false>, kRun<kLanes, Form::Dots, kRows + 1, true>},
-                  {kRun<kLanes, Form::AddLines, kRows + 1, false>, kRun<kLanes, Form::AddLines, kRows + 1, true>},
+template <int kLanes, class T, size_t... kRows>
+constexpr std::array<Dots<T>, kFewRows> all_dots(std::index_sequence<kRows...>) {
+  return {Dots<T>{{kRun<kLanes, Form::Dots, kRows + 1, false, T>, kRun<kLanes, Form::Dots, kRows + 1, true, T>},
                   lines_of(kLanes, kRows + 1)}...};
 }
-constexpr std::array<Kernels, kFewRows> kKernels512 = all_of<16>(std::make_index_sequence<kFewRows>{}),
-                                        kKernels256 = all_of<8>(std::make_index_sequence<kFewRows>{});
+template <class T>
+const Dots<T>& dots_of(int64_t rows) {
+  static constexpr auto k512 = all_dots<16, T>(std::make_index_sequence<kFewRows>{}),
+                        k256 = all_dots<8, T>(std::make_index_sequence<kFewRows>{});
+  return (has_avx512() ? k512 : k256)[rows - 1];
+}
+template <int kLanes, size_t... kRows>
+constexpr std::array<std::array<Run<float>, 2>, kFewRows> all_adds(std::index_sequence<kRows...>) {
+  return {std::array<Run<float>, 2>{kRun<kLanes, Form::AddLines, kRows + 1, false, float>,
+                                    kRun<kLanes, Form::AddLines, kRows + 1, true, float>}...};
+}
+constexpr auto kAdds512 = all_adds<16>(std::make_index_sequence<kFewRows>{}),
+               kAdds256 = all_adds<8>(std::make_index_sequence<kFewRows>{});
+
+/// A column of C is a dot product with a line of B: done(i, j, sum) for each.
+template <class T, class F>
+void dot_lines(int64_t m, int64_t n, const Pairs<T>& all, const Parallel& parallel, int threads, const F& done) {
+  const Dots<T>& kernels = dots_of<T>(m);
+  const int64_t lines = kernels.lines, blocks = ceil_div(n, lines);
+  const int64_t tasks = std::min<int64_t>(blocks, int64_t{4} * threads);
+  parallel(tasks, [&](int64_t task) {
+    const int64_t end = std::min(n, blocks * (task + 1) / tasks * lines);
+    float sums[kMostSums];
+    for (int64_t j = blocks * task / tasks * lines; j < end;) {
+      const int64_t count = j + lines <= end ? lines : 1;
+      kernels.run[count > 1]({all.a, all.row, all.b + j * all.line, all.line, all.length}, sums);
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t v = 0; v < count; ++v) done(i, j + v, sums[i * count + v]);
+      j += count;
+    }
+  });
+}
+
+uint16_t rounded(float v, Brain) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof(bits));
+  if (v != v) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+uint16_t rounded(float v, Half) {
+  const auto h = static_cast<_Float16>(v);
+  uint16_t bits;
+  std::memcpy(&bits, &h, sizeof(bits));
+  return bits;
+}
+
+template <class T>
+void multiply_few(int64_t m, int64_t n, int64_t k, const HalfProduct& p, float* workspace, const Parallel& parallel,
+                  int threads) {
+  const auto at = [](const uint16_t* from) { return number(reinterpret_cast<const T*>(from)); };
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t q = 0; q < k; ++q) workspace[i * k + q] = at(p.a + i * p.row + q);
+  const Pairs<T> all{workspace, k, reinterpret_cast<const T*>(p.b), p.line, k};
+  dot_lines(m, n, all, parallel, threads, [&](int64_t i, int64_t j, float sum) {
+    p.c[i * p.ldc + j] = rounded(p.bias ? sum + at(p.bias + j) : sum, T{});
+  });
+}
 
 int64_t parts_of(int64_t k, int threads) { return std::clamp<int64_t>(k / 32, 1, int64_t{4} * threads); }
 
@@ -143,25 +248,14 @@ int64_t few_rows_floats(int64_t m, int64_t n, int64_t k, const Matrix& b, int th
 
 void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
                        const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads) {
-  const Kernels& kernels = (has_avx512() ? kKernels512 : kKernels256)[m - 1];
-  const int64_t lines = kernels.lines;
-  if (b.row == 1) {  // a column of C is a dot product with a line of B
-    const int64_t blocks = ceil_div(n, lines), tasks = std::min<int64_t>(blocks, int64_t{4} * threads);
-    return parallel(tasks, [&](int64_t task) {
-      const int64_t end = std::min(n, blocks * (task + 1) / tasks * lines);
-      float sums[kMostSums];
-      for (int64_t j = blocks * task / tasks * lines; j < end;) {
-        const int64_t count = j + lines <= end ? lines : 1;
-        kernels.dots[count > 1]({a.data, a.row, b.data + j * b.col, b.col, k}, sums);
-        for (int64_t i = 0; i < m; ++i)
-          for (int64_t v = 0; v < count; ++v) {
-            float& at = c[i * ldc + j + v];
-            at = epilogue.applied(sums[i * count + v], at, j + v);
-          }
-        j += count;
-      }
-    });
-  }
+  if (b.row == 1)
+    return dot_lines(m, n, Pairs<>{a.data, a.row, b.data, b.col, k}, parallel, threads,
+                     [&](int64_t i, int64_t j, float sum) {
+                       float& at = c[i * ldc + j];
+                       at = epilogue.applied(sum, at, j);
+                     });
+  const auto& adds = (has_avx512() ? kAdds512 : kAdds256)[static_cast<size_t>(m - 1)];
+  const int64_t lines = lines_of(has_avx512() ? 16 : 8, static_cast<int>(m));
   // Every line of B adds to all of C: a part of the lines to one of several copies, which are added up in their order.
   const int64_t parts = parts_of(k, threads);
   parallel(parts, [&](int64_t part) {
@@ -170,11 +264,16 @@ void multiply_few_rows(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
     const int64_t end = k * (part + 1) / parts;
     for (int64_t p = k * part / parts; p < end;) {
       const int64_t count = p + lines <= end ? lines : 1;
-      kernels.add[count > 1]({a.data + p, a.row, b.data + p * b.row, b.row, n}, y);
+      adds[count > 1]({a.data + p, a.row, b.data + p * b.row, b.row, n}, y);
       p += count;
     }
   });
   add_parts(workspace, m * n, parts, 0, m, n, c, ldc, epilogue);
+}
+
+void multiply_few_half_rows(bool brain, int64_t m, int64_t n, int64_t k, const HalfProduct& product, float* workspace,
+                            const Parallel& parallel, int threads) {
+  (brain ? multiply_few<Brain> : multiply_few<Half>)(m, n, k, product, workspace, parallel, threads);
 }
 
 }  // namespace kiln::runtime::gemm
