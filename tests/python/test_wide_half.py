@@ -131,6 +131,17 @@ def test_few_rows_stay():
         assert "call aten::mm.out" not in steps_of(steps, few)  # one copy for several products
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_with_one_query(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, length, 16).to(dtype) for length in (1, 50, 50))
+    mask = torch.rand(2, 1, 1, 50) > 0.3
+    f = F.scaled_dot_product_attention
+    assert "flash_attention" not in steps_of(f, q, k, v)
+    for args in ((q, k, v), (q, k, v, mask), (q, k, v, mask.to(dtype))):
+        assert_near(kiln.compile(f)(*args), f(*args), DTYPES[dtype])
+
+
 def test_off_switch():
     x, w = torch.randn(40, 32).half(), torch.randn(64, 32).half()
     with kiln.config.patch(widen_half=True, disable_passes="joint.widen_half"):

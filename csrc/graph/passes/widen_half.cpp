@@ -28,6 +28,7 @@ class Widening {
 
   bool takes(const Node& n) const {
     if (is_product(n)) return slow(factors(n).first.meta()) && !is_fast(n);
+    if (has_one_query(n)) return is_half(n.results[0].dtype);
     return n.kind == NodeKind::Call && kOthers.contains(n.op.name()) &&
            std::any_of(n.results.begin(), n.results.end(), [&](const TensorMeta& m) { return slow(m); });
   }
@@ -36,13 +37,13 @@ class Widening {
     Rewrite to(g_, n);
     std::vector<Arg> args = n.args;
     for (Arg& a : args)
-      if (a.is_value() && a.value() && slow(a.value().meta())) a = Arg(cast(a.value(), DType::Float32, to));
+      if (a.is_value() && a.value() && is_half(a.value().meta().dtype)) a = Arg(cast(a.value(), DType::Float32, to));
     Node* wide = to.node(n.op.name(), std::move(args));
     std::vector<Value> results(n.results.size());
     for (size_t i = 0; i < results.size(); ++i) {
       if (!n.results[i].defined) continue;
       results[i] = Value{wide, static_cast<uint32_t>(i)};
-      if (slow(n.results[i])) results[i] = cast(results[i], n.results[i].dtype, to);
+      if (is_half(n.results[i].dtype)) results[i] = cast(results[i], n.results[i].dtype, to);
     }
     if (take_layout(n, results, to)) return results;
     to.undo();
@@ -51,6 +52,11 @@ class Widening {
 
  private:
   static bool is_product(const Node& n) { return n.kind == NodeKind::Call && kProducts.contains(n.op.name()); }
+  /// Attention of one new word, which ATen cuts among its threads by queries.
+  static bool has_one_query(const Node& n) {
+    return n.kind == NodeKind::Call && n.op.name() == "aten::_scaled_dot_product_flash_attention_for_cpu" &&
+           n.arg(0).value().meta().sizes[2] == 1;
+  }
   /// Behind what is added, in products that add something.
   static std::pair<Value, Value> factors(const Node& n) {
     const size_t left = n.op.name().find("add") == std::string::npos ? 0 : 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -48,27 +49,22 @@ KILN_INLINE typename Lanes<kLanes>::type load(const Brain* from) {
   std::memcpy(&v, &bits, sizeof(v));
   return v;
 }
-/// Exponent and fraction at float's places make a number that is 2^112 times too small, of infinities and NaN the
-/// exponent is filled up.
+/// The instruction by name: GCC makes one conversion for each number of it. Whoever has AVX2 has it.
 template <int kLanes>
 KILN_INLINE typename Lanes<kLanes>::type load(const Half* from) {
-  const auto h = words<kLanes>(from);
-  auto bits = (h & 0x7fff) << 13;
   typename Lanes<kLanes>::type v;
-  std::memcpy(&v, &bits, sizeof(v));
-  v *= 0x1p112f;
-  std::memcpy(&bits, &v, sizeof(v));
-  const auto special = reinterpret_cast<typename Words<kLanes>::wide>((h & 0x7c00) == 0x7c00);
-  bits |= (special & 0x7f800000) | ((h & 0x8000) << 16);
-  std::memcpy(&v, &bits, sizeof(v));
+  asm("vcvtph2ps %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const typename Words<kLanes>::narrow*>(from)));
   return v;
 }
-template <class T>
-KILN_INLINE float number(const T* from) {
-  if constexpr (std::is_same_v<T, float>)
-    return *from;
-  else
-    return load<1>(from)[0];
+KILN_INLINE float number(const float* from) { return *from; }
+KILN_INLINE float number(const Brain* from) { return load<1>(from)[0]; }
+/// Exponent and fraction at float's places make a number that is 2^112 times too small; of infinities and NaN the
+/// exponent is filled up. Without the host's instruction: who calls this is compiled for any.
+KILN_INLINE float number(const Half* from) {
+  const uint32_t h = from->bits;
+  float v = std::bit_cast<float>((h & 0x7fff) << 13) * 0x1p112f;
+  const uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(v) | special | (h & 0x8000) << 16);
 }
 
 template <int kLanes>
@@ -210,16 +206,20 @@ void dot_lines(int64_t m, int64_t n, const Pairs<T>& all, const Parallel& parall
 }
 
 uint16_t rounded(float v, Brain) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, sizeof(bits));
+  const auto bits = std::bit_cast<uint32_t>(v);
   if (v != v) return 0x7fc0;
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 uint16_t rounded(float v, Half) {
-  const auto h = static_cast<_Float16>(v);
-  uint16_t bits;
-  std::memcpy(&bits, &h, sizeof(bits));
-  return bits;
+  const uint32_t sign = std::bit_cast<uint32_t>(v) >> 16 & 0x8000, bits = std::bit_cast<uint32_t>(v) & 0x7fffffff;
+  uint32_t h = 0x7e00;    // NaN
+  if (bits < 0x38800000)  // below 2^-14 a step is 2^-24, as it is behind 0.5
+    h = std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0.5f) - 0x3f000000;
+  else if (bits < 0x477ff000)  // 65520, which is rounded to infinity
+    h = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
+  else if (bits <= 0x7f800000)
+    h = 0x7c00;
+  return static_cast<uint16_t>(sign | h);
 }
 
 template <class T>
