@@ -247,7 +247,6 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   parts->outputs = joint.outputs;
   parts->mutations = joint.mutations;
   parts->forward_requires_grad = joint.forward_requires_grad;
-  parts->forward_freed = joint.forward_freed;
   parts->tangent_of = joint.tangent_of;
   parts->grad_of = joint.grad_of;
   for (size_t i = joint.num_primals; i < g.inputs().size(); ++i)

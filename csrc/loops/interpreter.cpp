@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/half.h"
 #include "loops/loops.h"
 
 // The meaning of the loop IR, one scalar at a time. Slow and plain on purpose: emitters are tested against it.
@@ -16,34 +17,6 @@ struct Scalar {
   double f = 0;
   int64_t i = 0;
 };
-
-float half_to_float(uint16_t h) {
-  const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-  const float magnitude = exponent ? std::ldexp(static_cast<float>(fraction + 1024), static_cast<int>(exponent) - 25)
-                                   : std::ldexp(static_cast<float>(fraction), -24);
-  return sign ? -magnitude : magnitude;
-}
-
-uint16_t float_to_half(float v) {
-  const uint16_t sign = std::signbit(v) ? 0x8000 : 0;
-  if (std::isnan(v)) return sign | 0x7e00;
-  const double a = std::fabs(static_cast<double>(v));
-  if (a >= 65520) return sign | 0x7c00;
-  if (a < std::ldexp(1.0, -14)) return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(a, 24)));
-  int e;
-  std::frexp(a, &e);  // a = m * 2^e, m in [0.5, 1)
-  double m = std::nearbyint(std::ldexp(a, 11 - e));
-  if (m == 2048) m = 1024, ++e;
-  return sign | static_cast<uint16_t>(((e + 14) << 10) + static_cast<int>(m) - 1024);
-}
-
-float bf16_to_float(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
-uint16_t float_to_bf16(float v) {
-  if (std::isnan(v)) return 0x7fc0;
-  const uint32_t bits = std::bit_cast<uint32_t>(v);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 int64_t wrap(DType t, uint64_t v) {
   switch (t) {

@@ -25,7 +25,7 @@ struct CompiledParts {
   size_t num_forward = 0;
   std::vector<joint::Output> outputs;
   std::vector<joint::VisibleMutation> mutations;
-  std::vector<bool> forward_requires_grad, forward_freed;
+  std::vector<bool> forward_requires_grad;
   std::vector<graph::TensorMeta> forward_metas;
   std::vector<int64_t> tangent_of;
   std::vector<int64_t> grad_of;

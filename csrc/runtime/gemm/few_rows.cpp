@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <type_traits>
 #include <utility>
 
+#include "base/half.h"
 #include "runtime/gemm/kernels.h"
 #include "runtime/gemm/target.h"
 
@@ -57,15 +57,8 @@ KILN_INLINE typename Lanes<kLanes>::type load(const Half* from) {
   return v;
 }
 KILN_INLINE float number(const float* from) { return *from; }
-KILN_INLINE float number(const Brain* from) { return load<1>(from)[0]; }
-/// Exponent and fraction at float's places make a number that is 2^112 times too small; of infinities and NaN the
-/// exponent is filled up. Without the host's instruction: who calls this is compiled for any.
-KILN_INLINE float number(const Half* from) {
-  const uint32_t h = from->bits;
-  float v = std::bit_cast<float>((h & 0x7fff) << 13) * 0x1p112f;
-  const uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(v) | special | (h & 0x8000) << 16);
-}
+KILN_INLINE float number(const Brain* from) { return bf16_to_float(from->bits); }
+KILN_INLINE float number(const Half* from) { return half_to_float(from->bits); }
 
 template <int kLanes>
 KILN_INLINE float sum_of(const typename Lanes<kLanes>::type& v) {
@@ -205,22 +198,8 @@ void dot_lines(int64_t m, int64_t n, const Pairs<T>& all, const Parallel& parall
   });
 }
 
-uint16_t rounded(float v, Brain) {
-  const auto bits = std::bit_cast<uint32_t>(v);
-  if (v != v) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-uint16_t rounded(float v, Half) {
-  const uint32_t sign = std::bit_cast<uint32_t>(v) >> 16 & 0x8000, bits = std::bit_cast<uint32_t>(v) & 0x7fffffff;
-  uint32_t h = 0x7e00;    // NaN
-  if (bits < 0x38800000)  // below 2^-14 a step is 2^-24, as it is behind 0.5
-    h = std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0.5f) - 0x3f000000;
-  else if (bits < 0x477ff000)  // 65520, which is rounded to infinity
-    h = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
-  else if (bits <= 0x7f800000)
-    h = 0x7c00;
-  return static_cast<uint16_t>(sign | h);
-}
+uint16_t rounded(float v, Brain) { return float_to_bf16(v); }
+uint16_t rounded(float v, Half) { return float_to_half(v); }
 
 template <class T>
 void multiply_few(int64_t m, int64_t n, int64_t k, const HalfProduct& p, float* workspace, const Parallel& parallel,
