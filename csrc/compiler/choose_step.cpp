@@ -39,6 +39,18 @@ std::string key_of(const std::string& what, const Step& step, const Plan& plan) 
   return key;
 }
 
+/// Bytes that a measurement may fill: what large products would take adds to the process's peak, and they take longer
+/// to run once than a choice gains.
+constexpr int64_t kMostBytes = int64_t{64} << 20;
+
+int64_t bytes_of(const Step& step, const Plan& plan) {
+  int64_t bytes = 0;
+  step.for_each_slot([&](Slot s) {
+    if (s != runtime::kNoSlot) bytes += plan.slots[s].meta.numel() * dtype_size(plan.slots[s].meta.dtype);
+  });
+  return bytes;
+}
+
 double seconds(const Step& step, Frame& frame) {
   const auto start = std::chrono::steady_clock::now();
   step.run(frame);
@@ -56,7 +68,7 @@ std::unique_ptr<Step> StepChooser::choose(const std::string& what, std::unique_p
     if (auto it = choices().ours.find(key); it != choices().ours.end())
       return it->second ? std::move(ours) : std::move(library);
   }
-  if (seconds_left_ <= 0) return ours;
+  if (seconds_left_ <= 0 || bytes_of(*ours, plan) > kMostBytes) return ours;
   const auto start = std::chrono::steady_clock::now();
   bool ours_wins = true;
   try {
