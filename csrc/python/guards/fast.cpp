@@ -12,11 +12,9 @@ bool is_heap(PyTypeObject* t) { return (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
 
 }  // namespace
 
-/// Four at a time: no read waits for the outcome of another's comparison.
+/// In order: that a word is where it was rests on those before it, which say that its object is alive.
 const GuardTree::Word* GuardTree::first_changed(const Word* word, const Word* end) {
-  const auto differ = [](const Word& w) { return *w.address ^ w.expected; };
-  while (end - word >= 4 && !(differ(word[0]) | differ(word[1]) | differ(word[2]) | differ(word[3]))) word += 4;
-  while (word != end && !differ(*word)) ++word;
+  while (word != end && *word->address == word->expected) ++word;
   return word;
 }
 

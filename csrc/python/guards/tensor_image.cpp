@@ -76,9 +76,8 @@ void TensorImages::clear() {
 inline bool TensorImages::same(const Image& image) const {
   // Reads by the addresses of the image, not by those just compared with it: no read waits for another then.
   const at::Tensor& tensor = THPVariable_Unpack(image.object);
-  const bool found = (Py_TYPE(image.object) == image.type) & (tensor.unsafeGetTensorImpl() == image.impl) &
-                     (Metadata::autograd(*image.impl) == image.autograd);
-  if (!found) return false;
+  const bool found = (Py_TYPE(image.object) == image.type) & (tensor.unsafeGetTensorImpl() == image.impl);
+  if (!found || Metadata::autograd(*image.impl) != image.autograd) return false;
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(image.autograd);
   if (meta &&
       ((meta->grad_fn_.get() != image.grad_fn) | (meta->requires_grad_ != image.requires_grad) | meta->is_view_))
