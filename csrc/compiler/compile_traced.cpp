@@ -133,6 +133,15 @@ NodeSet computed_from(const graph::Arg& a) {
   return read;
 }
 
+/// The value that a tangent is the gradient of; of a view, what that is a view of.
+graph::Arg differentiated(const joint::Joint& joint, size_t tangent) {
+  const joint::TangentOf& of = joint.tangent_of[tangent];
+  if (of.view < 0) return joint.graph->outputs()[static_cast<size_t>(of.forward)];
+  const joint::Output& o = joint.outputs[static_cast<size_t>(of.view)];
+  const auto i = static_cast<size_t>(o.index);
+  return o.kind == joint::Output::Kind::View ? joint.graph->outputs()[i] : graph::Arg(joint.graph->inputs()[i]->out());
+}
+
 /// By primal: the tangents whose results are computed from it.
 std::vector<joint::TangentSet> results_of_primals(const joint::Joint& joint) {
   const joint::TangentSet none(joint.tangent_of.size());
@@ -144,7 +153,7 @@ std::vector<joint::TangentSet> results_of_primals(const joint::Joint& joint) {
   };
   const graph::Graph& g = *joint.graph;
   for (size_t k = 0; k < none.size(); ++k)
-    graph::for_each_value(g.outputs()[static_cast<size_t>(joint.tangent_of[k])], note(joint::TangentSet(none).set(k)));
+    graph::for_each_value(differentiated(joint, k), note(joint::TangentSet(none).set(k)));
   for (auto n = g.nodes().rbegin(); n != g.nodes().rend(); ++n) {
     const auto it = results.find(n->get());
     if (it == results.end()) continue;
@@ -187,14 +196,17 @@ bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
   return copied <= kMostCopied;
 }
 
-/// Who asks for gradients of an input finds that the way there was freed only if there was one.
+/// Who asks for gradients of an input or another result finds that the way there was freed only if there was one.
 void note_freed(const joint::Joint& joint, runtime::CompiledParts& parts) {
   for (size_t i = 0; i < joint.forward_freed.size(); ++i) {
     if (!joint.forward_freed[i]) continue;
     const NodeSet from = computed_from(joint.graph->outputs()[i]);
-    std::vector<size_t>& primals = parts.freed_from[i];
+    runtime::CompiledParts::Origins& origins = parts.freed_from[i];
     for (size_t k = 0; k < joint.num_primals; ++k)
-      if (from.contains(joint.graph->inputs()[k])) primals.push_back(k);
+      if (from.contains(joint.graph->inputs()[k])) origins.primals.push_back(k);
+    for (const joint::TangentOf& t : joint.tangent_of)
+      if (t.view < 0 && from.contains(joint.graph->outputs()[static_cast<size_t>(t.forward)].value().node))
+        origins.forwards.push_back(static_cast<size_t>(t.forward));
   }
 }
 
@@ -204,8 +216,7 @@ void note_order(const joint::Joint& joint, runtime::CompiledParts& parts) {
   std::vector<std::pair<size_t, size_t>> places;
   for (size_t k = 0; k < joint.tangent_of.size(); ++k) {
     size_t last = 0;
-    graph::for_each_value(joint.graph->outputs()[static_cast<size_t>(joint.tangent_of[k])],
-                          [&](graph::Value v) { last = position[v.node]; });
+    graph::for_each_value(differentiated(joint, k), [&](graph::Value v) { last = position[v.node]; });
     places.emplace_back(last, k);
   }
   std::sort(places.begin(), places.end());

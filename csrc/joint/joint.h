@@ -51,6 +51,13 @@ struct VisibleMutation {
   int64_t forward = 0;
 };
 
+/// What a tangent is the gradient of: a forward output, or a view among the program's outputs. A view has one if a
+/// gradient of another output passes by it; else autograd knows its gradient from what it is a view of.
+struct TangentOf {
+  int64_t forward = -1;  // -1 for a view
+  int64_t view = -1;     // the program's output, of kind View or InputView
+};
+
 /// Some of a joint graph's tangents.
 using TangentSet = boost::dynamic_bitset<>;
 
@@ -72,10 +79,10 @@ struct Joint {
   std::vector<bool> primal_kept;
   /// By forward output: so it is with the memory of the output. Nobody writes to one that is no output of the program.
   std::vector<bool> output_kept;
-  std::vector<int64_t> tangent_of;  // by tangent placeholder: its forward output
-  std::vector<int64_t> grad_of;     // by gradient output: its primal
-  /// Tangents of forward outputs from which other forward outputs are computed: the whole gradient of such an output,
-  /// its tangent and what the others contribute, is an output of the graph too. Hooks of the program's caller see it.
+  std::vector<TangentOf> tangent_of;  // by tangent placeholder; those of views are last
+  std::vector<int64_t> grad_of;       // by gradient output: its primal
+  /// Tangents of outputs from which other outputs are computed: the whole gradient of such an output, its tangent and
+  /// what the others contribute, is an output of the graph too. Hooks of the program's caller see it.
   std::vector<int64_t> total_of;
   /// By gradient output and total: the tangents that reach it. Without all of these eager gives no gradient, not zeros.
   std::vector<TangentSet> reached_from;

@@ -97,7 +97,11 @@ class Tracer {
   /// Whether autograd goes on from the output `t`. Throws Unsupported where that is not what a view of its base has.
   bool has_history(const at::Tensor& t, Output& out);
   int64_t add_forward(const at::Tensor& functional, Value value);
-  void differentiate();
+  void differentiate(const std::vector<at::Tensor>& outputs);
+  /// Whether a backward inside the program has freed what is behind `root`. Throws Unsupported if there are hooks.
+  bool is_freed(const Edge& root) const;
+  /// The views among `outputs` by which gradients pass, of `roots` or of each other.
+  std::vector<size_t> views_with_gradients(const std::vector<at::Tensor>& outputs, edge_list roots) const;
   void relate_tangents(const Reach& reach);
   void check_leaves(const edge_list& roots);
   void find_kept();
@@ -414,31 +418,66 @@ void Tracer::relate_tangents(const Reach& reach) {
   }
 }
 
-void Tracer::differentiate() {
+bool Tracer::is_freed(const Edge& root) const {
+  if (!recorder_.differentiated && hooked.empty()) return false;
+  const auto nodes = nodes_behind({root});
+  const auto gave_up = [](auto* node) { return gave_up_saved(*node, /*others=*/false); };
+  if (recorder_.differentiated && std::any_of(nodes.begin(), nodes.end(), gave_up)) return true;
+  for (const torch::autograd::Node* node : nodes)
+    if (const auto it = hooked.find(node); it != hooked.end() && it->second > 0)
+      throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
+  return false;
+}
+
+std::vector<size_t> Tracer::views_with_gradients(const std::vector<at::Tensor>& outputs, edge_list roots) const {
+  std::vector<size_t> views, out;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Output& o = joint_.outputs[i];
+    if (o.kind != Output::Kind::View && o.kind != Output::Kind::InputView) continue;
+    if (!o.requires_grad || o.leaf || o.refused || o.uncounted) continue;
+    // Where the input is another tensor for autograd after the call, so is what is made of it.
+    const auto written = [&](const VisibleMutation& m) { return m.input == o.index; };
+    if (o.kind == Output::Kind::InputView && std::ranges::any_of(joint_.mutations, written)) continue;
+    const Edge edge = torch::autograd::impl::gradient_edge(outputs[i]);
+    if (std::find(roots.begin(), roots.end(), edge) != roots.end() || is_freed(edge)) continue;
+    views.push_back(i);
+    roots.push_back(edge);
+  }
+  if (views.empty()) return out;
+  const Reach reach(roots);
+  const size_t first = roots.size() - views.size();
+  const auto passes_by = [&](size_t i, size_t j) { return i != j && reach.at(roots[j]).test(i); };
+  for (size_t k = 0; k < views.size(); ++k) {
+    bool wanted = reach.at(roots[first + k]).count() > 1;
+    for (size_t j = first; j < roots.size(); ++j) wanted |= passes_by(first + k, j);
+    if (wanted) out.push_back(views[k]);
+  }
+  return out;
+}
+
+void Tracer::differentiate(const std::vector<at::Tensor>& outputs) {
   const size_t n = forward_.size();
   joint_.forward_requires_grad.assign(n, false);
   joint_.forward_freed.assign(n, false);
   edge_list roots, targets;
-  std::vector<size_t> of;
+  std::vector<at::Tensor> of;
   for (size_t i = 0; i < n; ++i) {
     const at::Tensor& t = forward_[i];
     if (!t.requires_grad() || t.is_leaf()) continue;
     joint_.forward_requires_grad[i] = true;
     const Edge root = torch::autograd::impl::gradient_edge(t);
-    if (recorder_.differentiated || !hooked.empty()) {
-      const auto nodes = nodes_behind({root});
-      joint_.forward_freed[i] = recorder_.differentiated && std::any_of(nodes.begin(), nodes.end(), [](auto* node) {
-                                  return gave_up_saved(*node, /*others=*/false);
-                                });
-      if (joint_.forward_freed[i]) continue;
-      for (const torch::autograd::Node* node : nodes)
-        if (const auto it = hooked.find(node); it != hooked.end() && it->second > 0)
-          throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
-    }
-    of.push_back(i);
+    joint_.forward_freed[i] = is_freed(root);
+    if (joint_.forward_freed[i]) continue;
+    joint_.tangent_of.push_back({.forward = static_cast<int64_t>(i)});
+    of.push_back(t);
     roots.push_back(root);
   }
   if (roots.empty()) return;
+  for (size_t i : views_with_gradients(outputs, roots)) {
+    joint_.tangent_of.push_back({.view = static_cast<int64_t>(i)});
+    of.push_back(outputs[i]);
+    roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
+  }
   check_leaves(roots);
   const Reach reach(roots);
   std::vector<int64_t> primals;
@@ -457,8 +496,8 @@ void Tracer::differentiate() {
     }
   for (const Edge& e : targets) joint_.reached_from.push_back(reach.at(e));
   variable_list tangents;
-  for (size_t i : of) {
-    graph::TensorMeta meta = aten::meta_of(forward_[i]);
+  for (const at::Tensor& t : of) {
+    graph::TensorMeta meta = aten::meta_of(t);
     meta.requires_grad = false;
     meta.offset = 0;
     if (!meta.is_non_overlapping_and_dense()) meta.strides = graph::contiguous_strides(meta.sizes);
@@ -466,7 +505,6 @@ void Tracer::differentiate() {
     graph::Node* node = graph_->add_input("tangents_" + std::to_string(tangents.size() + 1), meta);
     recorder_.bind(inner, node->out());
     tangents.push_back(fn::to_functional_tensor(inner));
-    joint_.tangent_of.push_back(static_cast<int64_t>(i));
   }
   variable_list grads;
   try {
@@ -484,7 +522,8 @@ void Tracer::differentiate() {
     if (std::string_view(e.what_without_backtrace()).find(kSecondTime) == std::string_view::npos)
       // Eager, too, will fail, but only if the gradient is asked for.
       throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
-    for (size_t i : of) joint_.forward_freed[i] = true;
+    for (const TangentOf& t : joint_.tangent_of)
+      if (t.view < 0) joint_.forward_freed[static_cast<size_t>(t.forward)] = true;
     joint_.tangent_of.clear();
     joint_.total_of.clear();
     joint_.reached_from.clear();
@@ -533,18 +572,16 @@ Joint Tracer::run(const Program& program) {
   c10::impl::IncludeDispatchKeyGuard functional(c10::DispatchKeySet(DispatchKey::Functionalize));
   fn::FunctionalizationReapplyViewsGuard views(true);
   const aten::FunctionalForms forms;
-  {
-    const std::vector<at::Tensor> outputs = program(primals_);
-    recorder_.stack = nullptr;
-    recorder_.module_path.clear();
-    for (const auto& [primal, flag] : flags_) primal.set_requires_grad(flag);
-    find_mutations();
-    classify(outputs);
-  }
+  const std::vector<at::Tensor> outputs = program(primals_);
+  recorder_.stack = nullptr;
+  recorder_.module_path.clear();
+  for (const auto& [primal, flag] : flags_) primal.set_requires_grad(flag);
+  find_mutations();
+  classify(outputs);
   joint_.num_primals = primals_.size();
   joint_.num_forward = forward_.size();
   for (const Value& v : forward_values_) graph_->outputs().push_back(Arg(v));
-  differentiate();
+  differentiate(outputs);
   find_kept();
   if (joint_.tangent_of.empty())
     while (graph_->inputs().size() > joint_.num_primals) graph_->erase_input(graph_->inputs().size() - 1);

@@ -258,10 +258,12 @@ variable_list CompiledBackward::apply_in_eager(const joint::Part& part, const va
     return parts_->eager(inputs);
   }();
   const auto result = [&](size_t tangent) {
+    const joint::TangentOf& of = parts_->tangent_of[tangent];
+    if (of.view >= 0) return outputs[static_cast<size_t>(of.view)];
     for (size_t i = 0; i < outputs.size(); ++i) {
       const joint::Output& o = parts_->outputs[i];
       const bool view = o.kind == joint::Output::Kind::View && o.requires_grad && outputs[i].is_view();
-      if ((view || o.kind == joint::Output::Kind::Forward) && o.index == parts_->tangent_of[tangent])
+      if ((view || o.kind == joint::Output::Kind::Forward) && o.index == of.forward)
         return view ? at::Tensor(outputs[i]._base()) : outputs[i];
     }
     return at::Tensor();
@@ -361,16 +363,15 @@ class ResultBackward : public torch::autograd::Node {
 }  // namespace
 
 void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                    const std::vector<at::Tensor>& results) {
+                    const std::vector<at::Tensor>& results, const std::function<at::Tensor(size_t)>& view) {
   using torch::autograd::Edge;
-  const auto result = [&](size_t k) { return results[static_cast<size_t>(parts.tangent_of[k])]; };
   const size_t count = parts.tangent_of.size();
   if (count == 1) {
-    torch::autograd::set_history(result(0), node);
+    torch::autograd::set_history(results[static_cast<size_t>(parts.tangent_of[0].forward)], node);
     return;
   }
-  for (size_t k = 0; k < count; ++k) node->add_input_metadata(result(k));
-  // The engine runs what was made last first.
+  std::vector<at::Tensor> differentiated(count);
+  // The engine runs what was made last first. What a view is a view of comes before it.
   std::vector<c10::intrusive_ptr<torch::autograd::Node>> nodes(count);
   for (size_t k : parts.in_order) {
     nodes[k] = c10::make_intrusive<ResultBackward>(parts, k);
@@ -379,8 +380,16 @@ void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const Comp
     for (size_t j = others.find_first(); j != joint::TangentSet::npos; j = others.find_next(j))
       edges.emplace_back(nodes[j], 0);
     nodes[k]->set_next_edges(std::move(edges));
-    torch::autograd::set_history(result(k), nodes[k]);
+    const joint::TangentOf& of = parts.tangent_of[k];
+    differentiated[k] = of.view < 0 ? results[static_cast<size_t>(of.forward)] : view(static_cast<size_t>(of.view));
+    if (of.view < 0) {
+      torch::autograd::set_history(differentiated[k], nodes[k]);
+    } else {
+      nodes[k]->add_input_metadata(differentiated[k]);
+      torch::autograd::impl::set_gradient_edge(differentiated[k], Edge(nodes[k], 0));
+    }
   }
+  for (const at::Tensor& t : differentiated) node->add_input_metadata(t);
   if (parts.eager) node->results_.assign(nodes.begin(), nodes.end());
 }
 

@@ -92,7 +92,8 @@ class Function : public CompiledFunction {
       results = p.forward->run(std::move(inputs));
     }
     KILN_CHECK(results.size() >= p.num_forward, "an artifact returned too few outputs");
-    if (p.trains()) attach(kept, results, std::move(before));
+    std::map<size_t, at::Tensor> views;
+    if (p.trains()) views = attach(kept, results, std::move(before));
     if (any_freed_) attach_freed(kept, results);
     for (const joint::VisibleMutation& m : p.mutations) {
       at::Tensor& input = kept[static_cast<size_t>(m.input)];
@@ -104,7 +105,7 @@ class Function : public CompiledFunction {
       results.resize(p.num_forward);
       return results;
     }
-    return build(kept, results);
+    return build(kept, results, views);
   }
 
   std::string describe() const override {
@@ -117,8 +118,10 @@ class Function : public CompiledFunction {
   }
 
  private:
-  /// Gives the outputs a grad_fn that holds what the backward needs.
-  void attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results, CallState before) const {
+  /// Gives the outputs a grad_fn that holds what the backward needs. Returns the views that have one of their own, by
+  /// their positions.
+  std::map<size_t, at::Tensor> attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results,
+                                      CallState before) const {
     const CompiledParts& p = *parts_;
     auto node = c10::make_intrusive<CompiledBackward>(parts_);
     edge_list edges;
@@ -128,7 +131,11 @@ class Function : public CompiledFunction {
       edges.push_back(t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge());
     }
     node->set_next_edges(std::move(edges));
-    attach_results(node, p, results);
+    std::map<size_t, at::Tensor> views;
+    attach_results(node, p, results, [&](size_t i) {
+      const Output& o = p.outputs[i];
+      return views[i] = view_of((o.kind == Output::Kind::View ? results : inputs)[static_cast<size_t>(o.index)], o);
+    });
     node->saved.reserve(p.saved.size());
     for (const joint::Parts::Saved& s : p.saved) {
       const size_t i = static_cast<size_t>(s.index);
@@ -143,23 +150,31 @@ class Function : public CompiledFunction {
       }
     }
     if (p.eager) node->keep_inputs(inputs, std::move(before));
+    return views;
   }
 
   void attach_freed(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
-    for (const auto& [i, primals] : parts_->freed_from) {
+    for (const auto& [i, origins] : parts_->freed_from) {
       edge_list edges;
-      for (size_t k : primals)
+      for (size_t k : origins.primals)
         if (inputs[k].requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(inputs[k]));
+      for (size_t k : origins.forwards) edges.push_back(torch::autograd::impl::gradient_edge(results[k]));
       const auto node = c10::make_intrusive<FreedBackward>();
       node->set_next_edges(std::move(edges));
       torch::autograd::set_history(results[i], node);
     }
   }
 
-  std::vector<at::Tensor> build(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
+  /// `views`: what there is of them.
+  std::vector<at::Tensor> build(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results,
+                                const std::map<size_t, at::Tensor>& views) const {
     std::vector<at::Tensor> out;
     out.reserve(parts_->outputs.size());
     for (const Output& o : parts_->outputs) {
+      if (const auto known = views.find(out.size()); known != views.end()) {
+        out.push_back(known->second);
+        continue;
+      }
       const size_t i = static_cast<size_t>(o.index);
       switch (o.kind) {
         case Output::Kind::None:

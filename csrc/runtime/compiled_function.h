@@ -27,7 +27,7 @@ struct CompiledParts {
   std::vector<joint::VisibleMutation> mutations;
   std::vector<bool> forward_requires_grad;
   std::vector<graph::TensorMeta> forward_metas;
-  std::vector<int64_t> tangent_of;
+  std::vector<joint::TangentOf> tangent_of;
   std::vector<int64_t> grad_of;
   std::vector<graph::TensorMeta> tangent_metas;
   std::vector<joint::Parts::Saved> saved;
@@ -39,8 +39,12 @@ struct CompiledParts {
   std::vector<joint::TangentSet> reached_from;
   /// Tangents in the order in which the program computes their results, those that one contributes to before it.
   std::vector<size_t> in_order;
-  /// By freed forward output: the primals that it is computed from.
-  std::map<size_t, std::vector<size_t>> freed_from;
+  /// What a forward output is computed from, by position.
+  struct Origins {
+    std::vector<size_t> primals, forwards;
+  };
+  /// By freed forward output. `forwards`: of those that can be differentiated.
+  std::map<size_t, Origins> freed_from;
 
   std::shared_ptr<Artifact> forward;
   /// Makes a part of the backward pass, at its first use. Fails for want of support only if the part is cut.

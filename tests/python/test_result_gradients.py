@@ -48,9 +48,44 @@ class Plain(nn.Module):
         return a, (a * 3).sum()
 
 
+class Coder(nn.Module):
+    """Two results are halves of a tensor that is none, and the third is made of them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encode, self.decode = nn.Linear(3, 4), nn.Linear(2, 3)
+
+    def forward(self, x):
+        mean, scale = self.encode(x).chunk(2, 1)
+        return mean, scale, self.decode(mean + scale.exp() * 0.5)
+
+
+class Views(nn.Module):
+    """Views of the input, of another result, and of each other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        rows = x.flatten().view(2, 1, 3)
+        hidden = self.layer(rows[:, 0]).tanh()
+        first = hidden[0]
+        part = first[1:]
+        return rows, hidden, first, part, hidden.sum(0), part.exp() * rows.sum()
+
+
 IMAGES = torch.linspace(-1, 1, 2 * 2 * 5 * 5).reshape(2, 2, 5, 5)
 ROWS = torch.linspace(-1, 1, 6).reshape(2, 3)
-NETS = {"plain": (Plain, ROWS), "chain": (Chain, ROWS), "net": (Net, IMAGES)}
+NETS = {
+    "plain": (Plain, ROWS),
+    "chain": (Chain, ROWS),
+    "net": (Net, IMAGES),
+    "coder": (Coder, ROWS),
+    "views": (Views, ROWS),
+}
 
 
 def both(name, use):
@@ -133,7 +168,7 @@ def test_hooks_of_nodes(name):
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-@pytest.mark.parametrize("name", ["plain", "chain"])
+@pytest.mark.parametrize("name", ["plain", "chain", "coder", "views"])
 def test_gradient_of_a_result_by_another(name, create_graph):
     def use(module, x):
         results = module(x)

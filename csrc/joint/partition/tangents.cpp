@@ -55,7 +55,6 @@ class Narrowing {
   }
 
   void run() {
-    static const graph::Op kAdd("aten::add.Tensor");
     std::vector<Node*> nodes;
     for (const auto& n : g_.nodes())
       if (n->kind == NodeKind::Call && !undefined(n->out())) nodes.push_back(n.get());
@@ -65,14 +64,20 @@ class Narrowing {
         graph::for_each_value(a, [&](Value& v) {
           if (const auto it = v ? sums.find(v.node) : sums.end(); it != sums.end()) v = it->second[0];
         });
-      if (n->op == kAdd)
-        if (const Value rest = summand(*n)) {
-          sums[n] = {rest};
-          continue;
-        }
+      if (const Value rest = summand(*n); rest && rest.meta() == n->results[0]) {
+        sums[n] = {rest};
+        continue;
+      }
       define_args(*n);
     }
     g_.replace_uses(sums);
+  }
+
+  /// What `sum`, which nothing but an output reads, is where only one of its summands is defined: with that one's
+  /// strides, as eager has them, not those of the sum.
+  Value without_undefined(Value sum) const {
+    for (Value rest; (rest = summand(*sum.node)) && rest.meta().dtype == sum.meta().dtype;) sum = rest;
+    return sum;
   }
 
   /// Removes what no output needs. Random ops whose gradient is there draw their numbers in eager too.
@@ -100,13 +105,15 @@ class Narrowing {
   }
 
  private:
-  /// Of `a + b`, where only one is defined, that one, if it can take the sum's place.
+  /// Of a sum `a + b` of one shape, where only one is defined, that one.
   Value summand(const Node& n) const {
-    if (!n.arg(0).is_value() || !n.arg(1).is_value() || !n.arg(0).value() || !n.arg(1).value()) return {};
+    static const graph::Op kAdd("aten::add.Tensor");
+    if (n.op != kAdd || !n.arg(0).is_value() || !n.arg(1).is_value() || !n.arg(0).value() || !n.arg(1).value())
+      return {};
     const bool first = undefined(n.arg(0).value()), second = undefined(n.arg(1).value());
     if (first == second || !n.arg(2).is_number() || n.arg(2).to_double() != 1) return {};
     const Value rest = n.arg(first ? 1 : 0).value();
-    return rest.meta() == n.results[0] ? rest : Value{};
+    return rest.meta().sizes == n.results[0].sizes ? rest : Value{};
   }
 
   void define_args(Node& n) {
@@ -255,7 +262,10 @@ Narrowed narrow(const Graph& backward, size_t num_saved, const Part& part, const
   for (size_t i = 0; i < g.outputs().size(); ++i) {
     Arg& a = g.outputs()[i];
     if (!a.is_value() || !a.value()) continue;
-    if (narrowing.undefined(a.value()) || !from[i].intersects(part.defined)) a = Arg();
+    if (narrowing.undefined(a.value()) || !from[i].intersects(part.defined))
+      a = Arg();
+    else if (part.contributions)
+      a = Arg(narrowing.without_undefined(a.value()));
   }
   narrowing.run();
   std::unordered_map<const Node*, size_t> place;

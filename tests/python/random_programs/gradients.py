@@ -113,14 +113,17 @@ STATEMENTS = Grammar(
 def program(seed):
     r = random.Random(seed)
     body = "\n".join(STATEMENTS.text(r, "statement") for _ in range(r.randrange(1, 7)))
-    result = r.choice(["x", "x, y", "x * y", "[x.sum(), y]"])
-    lines = f"x, y = a * 1, b + w\n{body}\nreturn {result}\n"
+    result = r.choice(
+        ["x", "x, y", "x * y", "[x.sum(), y]", "u, x, u * y[0]", "u, v, u.sin() * v", "p, y, p[0], (p * y).sum()"]
+    )
+    views = {"u": "u, v = x[0], x[1:2]", "p": "p = a.view(3, 3)"}.get(result[0], "pass")
+    lines = f"x, y = a * 1, b + w\n{body}\n{views}\nreturn {result}\n"
     return FUNCTIONS + "def f(a, b, w, log, kept):\n" + textwrap.indent(lines, "    ")
 
 
 # What kiln refuses by its own words, and eager where an operator saves what kiln does not.
-REFUSED = re.compile("cannot be differentiated twice|modified by an inplace operation")
-REFUSED_IN_EAGER = re.compile("modified by an inplace operation|a second time")
+REFUSED = re.compile("cannot be differentiated twice|modified by an inplace operation|modified inplace")
+REFUSED_IN_EAGER = re.compile("modified by an inplace operation|modified inplace|a second time")
 
 
 def outcome(function, seed, refused, partial):
@@ -137,11 +140,19 @@ def outcome(function, seed, refused, partial):
         result = function(a, b, w, log, kept)
         seen.append(result)
         loss = sum(t.sin().sum() for t in tensors(result))
-        after = r.choice(["backward", "backward", "twice", "second", "nothing"])
+        after = r.choice(["backward", "backward", "twice", "second", "nothing", "result", "hook"])
         if after == "backward":
             loss.backward()
         elif after == "twice":
             loss.backward(retain_graph=True)
+            loss.backward()
+        elif after == "result":
+            results = tensors(result)
+            seen.append(torch.autograd.grad(results[-1].sin().sum(), results[0], retain_graph=True, allow_unused=True))
+            results[0].backward(torch.ones_like(results[0]))
+        elif after == "hook":
+            if tensors(result)[0].requires_grad:
+                tensors(result)[0].register_hook(lambda g: seen.append(g.clone()))
             loss.backward()
         elif after == "second":
             first = torch.autograd.grad(loss, a, create_graph=True, allow_unused=True)[0]
