@@ -56,20 +56,19 @@ def _partition_name(partition_fn: Callable[..., Any]) -> str:
     raise UserError("partition_fn must be kiln.aot.default_partition or kiln.aot.min_cut_partition")
 
 
-class _Traced:
-    """One compiled variant of a function of a pytree: which leaves are tensors, and what it returned."""
+class _Flat:
+    """A function of a pytree as one of its tensors: which leaves these are, and what it returned besides tensors."""
 
-    def __init__(self, fn, leaves, spec, fw_compiler, bw_compiler, partition):
+    def __init__(self, fn, leaves, spec):
         self.fn, self.spec = fn, spec
         self.leaves = [None if isinstance(v, torch.Tensor) else v for v in leaves]
         self.positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
         self.out_leaves, self.out_positions, self.out_spec = [], [], None
-        self.call = _C.aot_compile(self._flat, self.tensors(leaves), fw_compiler, bw_compiler, partition)
 
     def tensors(self, leaves):
         return [leaves[i] for i in self.positions]
 
-    def _flat(self, *tensors):
+    def __call__(self, *tensors):
         leaves = list(self.leaves)
         for i, tensor in zip(self.positions, tensors, strict=True):
             leaves[i] = tensor
@@ -79,11 +78,21 @@ class _Traced:
         self.out_leaves = [None if isinstance(v, torch.Tensor) else v for v in out]
         return [out[i] for i in self.out_positions]
 
+
+class _Traced:
+    """One compiled variant of a function of a pytree."""
+
+    def __init__(self, fn, leaves, spec, fw_compiler, bw_compiler, partition):
+        # The compiled function holds what it was made of, which must not hold it: no collector sees through it.
+        self.flat = _Flat(fn, leaves, spec)
+        self.call = _C.aot_compile(self.flat, self.flat.tensors(leaves), fw_compiler, bw_compiler, partition)
+
     def __call__(self, leaves):
-        out = list(self.out_leaves)
-        for i, tensor in zip(self.out_positions, self.call(self.tensors(leaves)), strict=True):
+        flat = self.flat
+        out = list(flat.out_leaves)
+        for i, tensor in zip(flat.out_positions, self.call(flat.tensors(leaves)), strict=True):
             out[i] = tensor
-        return pytree.tree_unflatten(out, self.out_spec)
+        return pytree.tree_unflatten(out, flat.out_spec)
 
 
 def _key(leaf: Any) -> Any:
@@ -167,13 +176,17 @@ class _AotModule(torch.nn.Module):
         super().__init__()
         self.module = module
 
-        def functional(tensors, args, kwargs):
-            return self.__dict__["state"].call(module, tensors, args, kwargs)
+        state: list[_State] = []  # not of self: see _Traced
 
+        def functional(tensors, args, kwargs):
+            return state[0].call(module, tensors, args, kwargs)
+
+        self.__dict__["state"] = state
         self.__dict__["run"] = aot_function(functional, **options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__["state"] = state = _State(self.module)
+        state = _State(self.module)
+        self.__dict__["state"][:] = [state]
         return self.__dict__["run"](state.tensors, args, kwargs)
 
 

@@ -1,8 +1,10 @@
 """kiln.aot as PyTorch users write it."""
 
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -222,3 +224,78 @@ def test_writes_through_unfold_are_no_internal_error():
     with pytest.warns(UserWarning, match="elements share memory"):
         found = kiln.compile(written_through_unfold)(torch.zeros(4))
     torch.testing.assert_close(found, written_through_unfold(torch.zeros(4)))
+
+
+def written_in_its_layout(x):
+    x = x.clone()
+    last = x.unbind(2)[-1]
+    x.scatter_add_(1, torch.zeros_like(x, dtype=torch.long), torch.ones_like(x))
+    return last, x.sum(), x
+
+
+def test_copies_of_strides_of_their_own():
+    """clone() keeps the strides of its argument, which a functional form of a write has lost."""
+    x = torch.arange(30.0).view(2, 3, 5).transpose(0, 1)
+    graphs = []
+    compiled = aot.aot_function(written_in_its_layout, recorder(graphs))
+    assert_same(written_in_its_layout(x), compiled(x))
+    assert torch.ops.aten.new_empty_strided.default in [n.target for n in graphs[0][0].graph.nodes]
+
+
+def test_results_in_strides_of_the_compilers():
+    def compiler(gm, inputs):
+        return aot.make_boxed_func(lambda *args: [t.contiguous() for t in gm.forward(*args)])
+
+    def f(x):
+        y = x.mT.exp()
+        return y[0], y.mT, x.sin() * y.mT
+
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    for t in (x, x.clone().requires_grad_()):
+        results = [g(t) for g in (f, aot.aot_function(f, compiler))]
+        assert_same(*results)
+        if t.requires_grad:
+            assert_same(*[torch.autograd.grad(r[2].sum() + r[0].sum(), t) for r in results])
+
+
+DROPPED = """
+import gc
+import weakref
+import torch
+from kiln import aot
+
+class Scale:
+    pass
+
+def call():
+    scale = Scale()  # what the function and the compilers refer to, and nothing else
+    scale.number = 2.0
+    compiler = lambda gm, inputs: scale and aot.make_boxed_func(gm.forward)
+    f = aot.aot_function(lambda x: (x * scale.number).sin(), compiler, lambda gm, inputs: compiler(gm, inputs))
+    return f(torch.ones(3, requires_grad=True)), weakref.ref(scale)
+
+for _ in range(10):
+    y, scale = call()
+    gc.collect()
+    assert scale() is not None
+    del y  # PyTorch lets go of its history where it has released the GIL
+    gc.collect()
+    assert scale() is None
+print("done")
+"""
+
+
+def test_histories_may_go_without_the_gil():
+    run = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout == "done\n", run.stderr
+
+
+@pytest.mark.parametrize("make", [aot.aot_module, lambda m, c: aot.aot_module_simplified(m, [torch.ones(2, 3)], c)])
+def test_compiled_modules_are_let_go(make):
+    module = nn.Linear(3, 3)
+    compiled = make(module, lambda gm, inputs: aot.make_boxed_func(gm.forward))
+    compiled(torch.ones(2, 3)).sum().backward()
+    gone = weakref.ref(module)
+    del module, compiled
+    gc.collect()
+    assert gone() is None

@@ -16,16 +16,13 @@ namespace {
 /// A Python callable as an artifact: boxed ones (f._boxed_call is true) take one list, others positional tensors.
 class PythonArtifact : public runtime::Artifact {
  public:
-  PythonArtifact(pb::object callable, const graph::Graph& g)
-      : callable_(callable.release().ptr()), text_(graph::print(g)), num_outputs_(g.outputs().size()) {
-    boxed_ = pb::bool_(pb::getattr(callable_, "_boxed_call", pb::bool_(false)));
+  PythonArtifact(const pb::object& callable, const graph::Graph& g)
+      : callable_(hold(callable)), text_(graph::print(g)), num_outputs_(g.outputs().size()) {
+    for (const graph::Arg& a : g.outputs()) strides_.push_back(strides_of(a));
+    boxed_ = pb::bool_(pb::getattr(callable, "_boxed_call", pb::bool_(false)));
     for (const graph::Mutation& m : g.mutations())
       for (size_t i = 0; i < g.inputs().size(); ++i)
         if (g.inputs()[i] == m.input.node && !m.uncounted) counted_.push_back(i);
-  }
-  ~PythonArtifact() override {
-    pb::gil_scoped_acquire gil;
-    Py_DECREF(callable_);
   }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
@@ -39,13 +36,13 @@ class PythonArtifact : public runtime::Artifact {
       for (size_t i = 0; i < inputs.size(); ++i)
         list[i] = pb::reinterpret_steal<pb::object>(THPVariable_Wrap(inputs[i]));
       inputs.clear();
-      const pb::handle f(callable_);
-      result = boxed_ ? f(list) : f(*pb::tuple(list));
+      result = boxed_ ? (*callable_)(list) : (*callable_)(*pb::tuple(list));
     }
     std::vector<at::Tensor> out = to_tensors(result);
     if (out.size() != num_outputs_)
       throw UserError("an AOT compiler's callable returned " + std::to_string(out.size()) +
                       " values where the graph has " + std::to_string(num_outputs_));
+    for (size_t i = 0; i < out.size(); ++i) lay_out(out[i], strides_[i]);
     // Below autograd nobody counts in-place changes.
     for (const at::Tensor& t : changed)
       if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
@@ -54,15 +51,30 @@ class PythonArtifact : public runtime::Artifact {
   std::string describe() const override { return text_; }
 
  private:
-  PyObject* callable_;
+  static std::vector<int64_t> strides_of(const graph::Arg& output) {
+    if (!output.is_value() || !output.value()) return {};
+    return output.value().meta().strides;
+  }
+  /// Views of results and what the backward reads count on the graph's strides, whatever the callable made of them.
+  static void lay_out(at::Tensor& t, const std::vector<int64_t>& strides) {
+    if (!t.defined() || t.layout() != at::kStrided || t.strides().size() != strides.size()) return;
+    for (size_t d = 0; d < strides.size(); ++d)
+      if (t.size(static_cast<int64_t>(d)) > 1 && t.stride(static_cast<int64_t>(d)) != strides[d]) {
+        t = at::empty_strided(t.sizes(), strides, t.options()).copy_(t);
+        return;
+      }
+  }
+
+  Held callable_;
   std::string text_;
   size_t num_outputs_;
+  std::vector<std::vector<int64_t>> strides_;  // of the outputs
   bool boxed_ = false;
   std::vector<size_t> counted_;
 };
 
-compiler::GraphCompiler python_compiler(pb::object forward, pb::object backward) {
-  return [forward, backward](const graph::Graph& g, const std::string& which) -> std::shared_ptr<runtime::Artifact> {
+compiler::GraphCompiler python_compiler(pb::object forward_compiler, pb::object backward_compiler) {
+  return [forward = hold(std::move(forward_compiler)), backward = hold(std::move(backward_compiler))](const graph::Graph& g, const std::string& which) -> std::shared_ptr<runtime::Artifact> {
     const PythonScope python;
     pb::object gm;
     try {
@@ -76,9 +88,9 @@ compiler::GraphCompiler python_compiler(pb::object forward, pb::object backward)
       meta.requires_grad = false;
       examples.append(pb::reinterpret_steal<pb::object>(THPVariable_Wrap(aten::make_fake(meta))));
     }
-    pb::object callable = (which == "backward" ? backward : forward)(gm, examples);
+    pb::object callable = (which == "backward" ? *backward : *forward)(gm, examples);
     if (!PyCallable_Check(callable.ptr())) throw UserError("an AOT compiler must return a callable");
-    return std::make_shared<PythonArtifact>(std::move(callable), g);
+    return std::make_shared<PythonArtifact>(callable, g);
   };
 }
 

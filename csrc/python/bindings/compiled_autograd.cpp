@@ -69,11 +69,7 @@ struct NodeCompiler {
 
 class PythonFrontend : public backward::Frontend {
  public:
-  explicit PythonFrontend(pb::object compiler) : compiler_(compiler.release().ptr()) {}
-  ~PythonFrontend() override {
-    const pb::gil_scoped_acquire gil;
-    Py_DECREF(compiler_);
-  }
+  explicit PythonFrontend(pb::object compiler) : compiler_(hold(std::move(compiler))) {}
 
   void hold_gil(const std::function<void()>& body) override {
     const PythonScope python;
@@ -93,19 +89,16 @@ class PythonFrontend : public backward::Frontend {
     pb::list kinds;
     for (const at::Tensor& t : call.collected.tensor_args.inputs)
       kinds.append(backward::is_number(t) ? "scalars" : backward::is_constant(t) ? "" : "inputs");
-    pb::object callable = module().attr("_compile")(pb::handle(compiler_), gm, kinds);
-    const std::shared_ptr<PyObject> held(callable.release().ptr(), [](PyObject* o) {
-      const pb::gil_scoped_acquire gil;
-      Py_DECREF(o);
-    });
-    return [held](backward::Call& call) { return run(held.get(), call); };
+    return [callable = hold(module().attr("_compile")(*compiler_, gm, kinds))](backward::Call& call) {
+      return run(*callable, call);
+    };
   }
   void warn(const std::string& message) override { module().attr("_warn")(message); }
 
  private:
   static pb::object module() { return pb::module_::import("kiln.compiled_autograd"); }
 
-  static std::vector<at::Tensor> run(PyObject* callable, backward::Call& call) {
+  static std::vector<at::Tensor> run(const pb::object& callable, backward::Call& call) {
     auto& collected = call.collected;
     pb::list inputs, numbers;
     for (const at::Tensor& t : collected.tensor_args.inputs)
@@ -120,11 +113,11 @@ class PythonFrontend : public backward::Frontend {
       hooks[i++] = pb::reinterpret_borrow<pb::object>(hook.ptr(getPyInterpreter()));
     for (const auto& hook : collected.cpp_tensor_pre_hooks)
       hooks[i++] = pb::cpp_function([hook](const at::Tensor& grad) { return at::Tensor(hook(grad)); });
-    const pb::object result = pb::handle(callable)(inputs, pb::tuple(), pb::tuple(numbers), hooks, pb::tuple());
+    const pb::object result = callable(inputs, pb::tuple(), pb::tuple(numbers), hooks, pb::tuple());
     return to_tensors(result);
   }
 
-  PyObject* compiler_;
+  Held compiler_;
 };
 
 }  // namespace

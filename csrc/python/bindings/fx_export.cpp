@@ -12,6 +12,7 @@
 #include "aten/fake.h"
 #include "aten/modes.h"
 #include "aten/schema.h"
+#include "graph/infer.h"
 #include "python/bindings/fx.h"
 #include "python/capture/capture.h"
 #include "python/pch.h"
@@ -453,7 +454,21 @@ class Exporter {
     return pb::module_::import("builtins").attr(name.c_str());
   }
 
+  /// A copy in strides that are the graph's own, not those that clone() gives: to a tensor that has them.
+  bool laid_out_copy(const Node& n) {
+    static const graph::Op kClone("aten::clone");
+    if (modes_ || n.op != kClone || graph::infer(n.op, n.args).at(0).strides == n.results[0].strides) return false;
+    const graph::TensorMeta& meta = n.results[0];
+    const pb::object from = object(n.args[0]);
+    const pb::object to = graph_.attr("call_function")(
+        aten_overload("aten::new_empty_strided"), pb::make_tuple(from, pb::cast(meta.sizes), pb::cast(meta.strides)));
+    describe(to, pb::none(), n.results, false);
+    create("call_function", aten_overload("aten::copy"), pb::make_tuple(to, from), pb::dict(), n);
+    return true;
+  }
+
   void aten_call(const Node& n, const aten::OpInfo& op) {
+    if (laid_out_copy(n)) return;
     const auto& arguments = op.schema().arguments();
     const auto is_default = [&](size_t i) {
       const auto& d = arguments[i].default_value();

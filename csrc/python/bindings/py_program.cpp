@@ -22,13 +22,16 @@ std::vector<at::Tensor> to_tensors(pybind11::handle value) {
   return out;
 }
 
+Held hold(pybind11::object o) {
+  return {new pybind11::object(std::move(o)), [](pybind11::object* held) {
+            if (!Py_IsInitialized()) return;
+            const pybind11::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
 joint::Program python_program(pybind11::object fn) {
-  // The function may be dropped by a thread that has no GIL.
-  std::shared_ptr<pybind11::object> held(new pybind11::object(std::move(fn)), [](pybind11::object* o) {
-    pybind11::gil_scoped_acquire gil;
-    delete o;
-  });
-  return [held](const std::vector<at::Tensor>& inputs) {
+  return [held = hold(std::move(fn))](const std::vector<at::Tensor>& inputs) {
     const PythonScope python;
     pybind11::tuple args(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i)

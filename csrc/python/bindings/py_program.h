@@ -16,6 +16,11 @@ class PythonScope {
   frame::Scoped<frame::ConfigPtr> quiet_;
 };
 
+/// A Python object for a holder that may be dropped where there is no GIL: as the last of a tensor's history, with the
+/// tensor.
+using Held = std::shared_ptr<pybind11::object>;
+Held hold(pybind11::object o);
+
 /// A Python function of tensors as a joint::Program: called with as many positional tensors, returns a tensor, None, or
 /// a list or tuple of these. Takes the GIL to call; a Python exception passes through as pybind11::error_already_set.
 joint::Program python_program(pybind11::object fn);

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "codegen/triton/emit.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/py_program.h"
 
 namespace pb = pybind11;
 
@@ -33,7 +34,7 @@ pb::dict description(const TritonKernel& k) {
 class Launch {
  public:
   Launch(pb::object function, std::vector<TritonKernel::Memory> buffers)
-      : function_(new pb::object(std::move(function)), release), buffers_(std::move(buffers)) {}
+      : function_(hold(std::move(function))), buffers_(std::move(buffers)) {}
   int32_t operator()(void* const* pointers) const {
     const pb::gil_scoped_acquire gil;
     try {
@@ -48,12 +49,7 @@ class Launch {
   }
 
  private:
-  static void release(pb::object* function) {
-    if (!Py_IsInitialized()) return;
-    const pb::gil_scoped_acquire gil;
-    delete function;
-  }
-  std::shared_ptr<pb::object> function_;
+  Held function_;
   std::vector<TritonKernel::Memory> buffers_;
 };
 
