@@ -299,3 +299,15 @@ def test_compiled_modules_are_let_go(make):
     del module, compiled
     gc.collect()
     assert gone() is None
+
+
+def test_activations_with_names_of_builtins():
+    def f(x):
+        y = F.lp_pool2d(x, 2, 2)
+        return y, y.logsumexp(1).mean()
+
+    x = torch.linspace(0.5, 2, 48).view(1, 3, 4, 4).requires_grad_()
+    graphs = []
+    assert_same(*[torch.autograd.grad(g(x)[1], x) for g in (f, aot.aot_function(f, recorder(graphs)))])
+    backward = [n.target for n in graphs[1][0].graph.nodes if n.op == "placeholder"]
+    assert len([name for name in backward if name.startswith("pow")]) == 2 and "pow" not in backward

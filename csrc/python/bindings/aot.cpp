@@ -74,7 +74,8 @@ class PythonArtifact : public runtime::Artifact {
 };
 
 compiler::GraphCompiler python_compiler(pb::object forward_compiler, pb::object backward_compiler) {
-  return [forward = hold(std::move(forward_compiler)), backward = hold(std::move(backward_compiler))](const graph::Graph& g, const std::string& which) -> std::shared_ptr<runtime::Artifact> {
+  return [forward = hold(std::move(forward_compiler)), backward = hold(std::move(backward_compiler))](
+             const graph::Graph& g, const std::string& which) -> std::shared_ptr<runtime::Artifact> {
     const PythonScope python;
     pb::object gm;
     try {

@@ -359,7 +359,12 @@ class Exporter {
     return node;
   }
 
-  void placeholder(const Node& n) { create("placeholder", pb::str(n.name), pb::tuple(), pb::dict(), n); }
+  void placeholder(const Node& n) {
+    const pb::object node = create("placeholder", pb::str(n.name), pb::tuple(), pb::dict(), n);
+    // torch.fx gives another name to a node that is called as a builtin is (pow), and writes code that assigns the
+    // argument to it, over another argument of that name.
+    node.attr("target") = node.attr("name");
+  }
 
   /// The operator of a node. Where a functional graph has a lazy conjugate, it means its numbers: whether the tensor is
   /// one afterwards is none of the graph's business.
