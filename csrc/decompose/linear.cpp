@@ -144,9 +144,38 @@ bool addr(Builder& b, const Node& n, std::vector<Value>& out) {
   return true;
 }
 
+/// (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask): the
+/// bias' gradient is a sum that fuses with what makes grad_output, and that is as exact as any other.
+bool convolution_backward(Builder& b, const Node& n, std::vector<Value>& out) {
+  const TensorMeta& bias = n.results[2];
+  const Value grad = n.arg(0).value();
+  if (!bias.defined || bias.sizes != Sizes{grad.meta().sizes.at(1)}) return false;
+  Sizes dims{0};
+  for (int64_t d = 2; d < grad.meta().dim(); ++d) dims.push_back(d);
+  out.resize(3);
+  if (n.results[0].defined || n.results[1].defined) {
+    std::vector<Arg> args = n.args;
+    args[3] = Arg();
+    args[10] = Arg(std::vector<Arg>{n.arg(10).list()[0], n.arg(10).list()[1], Arg(false)});
+    std::vector<TensorMeta> results = n.results;
+    results[2] = ops::undefined_meta();
+    Node* const rest = b.raw_node("aten::convolution_backward", std::move(args), std::move(results));
+    for (uint32_t i = 0; i < 2; ++i)
+      if (n.results[i].defined) out[i] = rest->out(i);
+  }
+  out[2] = b.to(b.sum(b.up(grad), dims, false), bias.dtype);
+  return true;
+}
+
 const RuleRow kRows[] = {
-    {"aten::addmm", addmm}, {"aten::baddbmm", baddbmm}, {"aten::mm", product}, {"aten::bmm", product},
-    {"aten::mv", mv},       {"aten::addmv", addmv},     {"aten::addr", addr},
+    {"aten::convolution_backward", convolution_backward},
+    {"aten::addmm", addmm},
+    {"aten::baddbmm", baddbmm},
+    {"aten::mm", product},
+    {"aten::bmm", product},
+    {"aten::mv", mv},
+    {"aten::addmv", addmv},
+    {"aten::addr", addr},
 };
 
 }  // namespace

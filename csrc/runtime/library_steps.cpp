@@ -345,7 +345,7 @@ class TransposedConvolutionStep final : public LibraryStep {
   Slot x_, w_, bias_, y_;
 };
 
-/// Of a convolution or, with `transposed`, of a transposed one.
+/// Of a convolution or, with `transposed`, of a transposed one; without the bias.
 class ConvolutionBackwardStep final : public LibraryStep {
  public:
   ConvolutionBackwardStep(const conv::Shape& shape, bool transposed, Slot dy, Slot x, Slot w,
@@ -358,8 +358,7 @@ class ConvolutionBackwardStep final : public LibraryStep {
         x_(x),
         w_(w),
         dx_(results[0]),
-        dw_(results[1]),
-        db_(results[2]) {
+        dw_(results[1]) {
     if (dw_ != kNoSlot) dw_strides_ = weight_strides(plan.slots[dw_].meta);
   }
   static std::vector<Slot> used(std::vector<Slot> slots) {
@@ -378,30 +377,13 @@ class ConvolutionBackwardStep final : public LibraryStep {
     if (dw_ != kNoSlot)
       conv::backward_weight(shape_, transposed_ ? dy : x, transposed_ ? x : dy, at(frame, dw_), dw_strides_,
                             workspace(conv::backward_weight_workspace(shape_, threads)), parallel_tasks, threads);
-    if (db_ != kNoSlot) bias_gradient(frame, dy, at(frame, db_));
   }
 
  private:
-  /// Sums dy over its pixels: partial sums of blocks of pixels, then their sum, so that errors stay small.
-  void bias_gradient(Frame& frame, const float* dy, float* db) const {
-    const int64_t rows = transposed_ ? shape_.n * shape_.h * shape_.w : shape_.outputs();
-    const int64_t co = transposed_ ? shape_.ci : shape_.co, block = 512, blocks = (rows + block - 1) / block;
-    float* const partial = workspace(blocks * co);
-    parallel_tasks(blocks, [&](int64_t b) {
-      float* const sum = partial + b * co;
-      std::fill_n(sum, co, 0.0f);
-      for (int64_t r = b * block; r < std::min(rows, (b + 1) * block); ++r)
-        for (int64_t c = 0; c < co; ++c) sum[c] += dy[r * co + c];
-    });
-    std::fill_n(db, co, 0.0f);
-    for (int64_t b = 0; b < blocks; ++b)
-      for (int64_t c = 0; c < co; ++c) db[c] += partial[b * co + c];
-  }
-
   conv::Shape shape_;
   bool transposed_;
   conv::WeightStrides w_strides_, dw_strides_{};
-  Slot dy_, x_, w_, dx_, dw_, db_;
+  Slot dy_, x_, w_, dx_, dw_;
 };
 
 // --- attention -------------------------------------------------------------------------------------------------------
@@ -589,7 +571,7 @@ Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
     const TensorMeta &dy = meta(n.arg(0).value()), &x = meta(n.arg(1).value()), &w = meta(n.arg(2).value());
     if (x.dim() != 4 || !serves_convolution(n, x, w, dy)) return {};
     const auto mask = n.arg(10).list();
-    if (mask[0].to_bool() && !is_channels_last(result(0))) return {};
+    if (mask[2].to_bool() || (mask[0].to_bool() && !is_channels_last(result(0)))) return {};
     if (mask[1].to_bool() && !result(1).is_non_overlapping_and_dense()) return {};
     return {Kind::ConvolutionBackward, conv_shape(n, x, w, dy)};
   }
