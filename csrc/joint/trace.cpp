@@ -98,8 +98,10 @@ class Tracer {
   bool has_history(const at::Tensor& t, Output& out);
   int64_t add_forward(const at::Tensor& functional, Value value);
   void differentiate(const std::vector<at::Tensor>& outputs);
-  /// Whether a backward inside the program has freed what is behind `root`. Throws Unsupported if there are hooks.
+  /// Whether a backward inside the program has freed what is behind `root`.
   bool is_freed(const Edge& root) const;
+  /// Whether the program has put a hook there.
+  bool is_hooked(const Edge& root) const;
   /// The views among `outputs` by which gradients pass, of `roots` or of each other.
   std::vector<size_t> views_with_gradients(const std::vector<at::Tensor>& outputs, edge_list roots) const;
   void relate_tangents(const Reach& reach);
@@ -419,14 +421,15 @@ void Tracer::relate_tangents(const Reach& reach) {
 }
 
 bool Tracer::is_freed(const Edge& root) const {
-  if (!recorder_.differentiated && hooked.empty()) return false;
-  const auto nodes = nodes_behind({root});
-  const auto gave_up = [](auto* node) { return gave_up_saved(*node, /*others=*/false); };
-  if (recorder_.differentiated && std::any_of(nodes.begin(), nodes.end(), gave_up)) return true;
-  for (const torch::autograd::Node* node : nodes)
-    if (const auto it = hooked.find(node); it != hooked.end() && it->second > 0)
-      throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
-  return false;
+  return recorder_.differentiated &&
+         std::ranges::any_of(nodes_behind({root}), [](auto* node) { return gave_up_saved(*node, /*others=*/false); });
+}
+
+bool Tracer::is_hooked(const Edge& root) const {
+  return !hooked.empty() && std::ranges::any_of(nodes_behind({root}), [&](const auto* node) {
+    const auto it = hooked.find(node);
+    return it != hooked.end() && it->second > 0;
+  });
 }
 
 std::vector<size_t> Tracer::views_with_gradients(const std::vector<at::Tensor>& outputs, edge_list roots) const {
@@ -439,7 +442,7 @@ std::vector<size_t> Tracer::views_with_gradients(const std::vector<at::Tensor>& 
     const auto written = [&](const VisibleMutation& m) { return m.input == o.index; };
     if (o.kind == Output::Kind::InputView && std::ranges::any_of(joint_.mutations, written)) continue;
     const Edge edge = torch::autograd::impl::gradient_edge(outputs[i]);
-    if (std::find(roots.begin(), roots.end(), edge) != roots.end() || is_freed(edge)) continue;
+    if (std::find(roots.begin(), roots.end(), edge) != roots.end() || is_freed(edge) || is_hooked(edge)) continue;
     views.push_back(i);
     roots.push_back(edge);
   }
@@ -468,6 +471,8 @@ void Tracer::differentiate(const std::vector<at::Tensor>& outputs) {
     const Edge root = torch::autograd::impl::gradient_edge(t);
     joint_.forward_freed[i] = is_freed(root);
     if (joint_.forward_freed[i]) continue;
+    if (is_hooked(root))
+      throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
     joint_.tangent_of.push_back({.forward = static_cast<int64_t>(i)});
     of.push_back(t);
     roots.push_back(root);
