@@ -176,18 +176,13 @@ class _AotModule(torch.nn.Module):
         super().__init__()
         self.module = module
 
-        state: list[_State] = []  # not of self: see _Traced
+        def functional(tensors, args, kwargs):  # holds nothing of self: see _Traced
+            return _State(module).call(module, tensors, args, kwargs)
 
-        def functional(tensors, args, kwargs):
-            return state[0].call(module, tensors, args, kwargs)
-
-        self.__dict__["state"] = state
         self.__dict__["run"] = aot_function(functional, **options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        state = _State(self.module)
-        self.__dict__["state"][:] = [state]
-        return self.__dict__["run"](state.tensors, args, kwargs)
+        return self.__dict__["run"](_State(self.module).tensors, args, kwargs)
 
 
 def aot_module(
