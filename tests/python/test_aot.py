@@ -256,6 +256,10 @@ def test_results_in_strides_of_the_compilers():
         assert_same(*results)
         if t.requires_grad:
             assert_same(*[torch.autograd.grad(r[2].sum() + r[0].sum(), t) for r in results])
+    # The graph's gradient is one element, expanded.
+    x.requires_grad_()
+    sums = [torch.autograd.grad(g(x), x)[0] for g in (torch.sum, aot.aot_function(lambda x: x.sum(), compiler))]
+    assert_same(*sums)
 
 
 DROPPED = """

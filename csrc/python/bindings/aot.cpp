@@ -1,12 +1,15 @@
 // kiln.aot: ahead-of-time tracing of Python functions, with compilers written in Python.
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "aten/convert.h"
 #include "aten/fake.h"
 #include "base/error.h"
 #include "compiler/compile_traced.h"
+#include "ops/types.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/fx.h"
 #include "python/bindings/py_program.h"
+#include "runtime/plan.h"
 
 namespace pb = pybind11;
 
@@ -17,8 +20,9 @@ namespace {
 class PythonArtifact : public runtime::Artifact {
  public:
   PythonArtifact(const pb::object& callable, const graph::Graph& g)
-      : callable_(hold(callable)), text_(graph::print(g)), num_outputs_(g.outputs().size()) {
-    for (const graph::Arg& a : g.outputs()) strides_.push_back(strides_of(a));
+      : callable_(hold(callable)), text_(graph::print(g)) {
+    for (const graph::Arg& a : g.outputs())
+      outputs_.push_back(a.is_value() && a.value() ? a.value().meta() : ops::undefined_meta());
     boxed_ = pb::bool_(pb::getattr(callable, "_boxed_call", pb::bool_(false)));
     for (const graph::Mutation& m : g.mutations())
       for (size_t i = 0; i < g.inputs().size(); ++i)
@@ -39,10 +43,14 @@ class PythonArtifact : public runtime::Artifact {
       result = boxed_ ? (*callable_)(list) : (*callable_)(*pb::tuple(list));
     }
     std::vector<at::Tensor> out = to_tensors(result);
-    if (out.size() != num_outputs_)
+    if (out.size() != outputs_.size())
       throw UserError("an AOT compiler's callable returned " + std::to_string(out.size()) +
-                      " values where the graph has " + std::to_string(num_outputs_));
-    for (size_t i = 0; i < out.size(); ++i) lay_out(out[i], strides_[i]);
+                      " values where the graph has " + std::to_string(outputs_.size()));
+    static const std::string kWhat = "an AOT compiler's result";
+    // Views of results and what the backward reads count on the graph's strides, whatever the callable made of them.
+    for (size_t i = 0; i < out.size(); ++i)
+      if (const graph::TensorMeta& m = outputs_[i]; is_as_traced(out[i], m))
+        out[i] = runtime::with_meta(out[i], m, kWhat);
     // Below autograd nobody counts in-place changes.
     for (const at::Tensor& t : changed)
       if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
@@ -51,24 +59,15 @@ class PythonArtifact : public runtime::Artifact {
   std::string describe() const override { return text_; }
 
  private:
-  static std::vector<int64_t> strides_of(const graph::Arg& output) {
-    if (!output.is_value() || !output.value()) return {};
-    return output.value().meta().strides;
-  }
-  /// Views of results and what the backward reads count on the graph's strides, whatever the callable made of them.
-  static void lay_out(at::Tensor& t, const std::vector<int64_t>& strides) {
-    if (!t.defined() || t.layout() != at::kStrided || t.strides().size() != strides.size()) return;
-    for (size_t d = 0; d < strides.size(); ++d)
-      if (t.size(static_cast<int64_t>(d)) > 1 && t.stride(static_cast<int64_t>(d)) != strides[d]) {
-        t = at::empty_strided(t.sizes(), strides, t.options()).copy_(t);
-        return;
-      }
+  /// Whether `t` has the sizes and the dtype that the graph says; a compiler may change these at its own risk.
+  static bool is_as_traced(const at::Tensor& t, const graph::TensorMeta& m) {
+    return t.defined() && m.defined && t.sizes() == at::IntArrayRef(m.sizes) &&
+           aten::dtype_of(t.scalar_type()) == m.dtype;
   }
 
   Held callable_;
   std::string text_;
-  size_t num_outputs_;
-  std::vector<std::vector<int64_t>> strides_;  // of the outputs
+  std::vector<graph::TensorMeta> outputs_;
   bool boxed_ = false;
   std::vector<size_t> counted_;
 };
