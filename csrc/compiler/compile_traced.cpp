@@ -204,9 +204,10 @@ void note_freed(const joint::Joint& joint, runtime::CompiledParts& parts) {
     runtime::CompiledParts::Origins& origins = parts.freed_from[i];
     for (size_t k = 0; k < joint.num_primals; ++k)
       if (from.contains(joint.graph->inputs()[k])) origins.primals.push_back(k);
-    for (const joint::TangentOf& t : joint.tangent_of)
-      if (t.view < 0 && from.contains(joint.graph->outputs()[static_cast<size_t>(t.forward)].value().node))
-        origins.forwards.push_back(static_cast<size_t>(t.forward));
+    for (size_t k = 0; k < joint.tangent_of.size(); ++k)
+      if (const joint::TangentOf& of = joint.tangent_of[k];
+          of.view < 0 && from.contains(differentiated(joint, k).value().node))
+        origins.forwards.push_back(static_cast<size_t>(of.forward));
   }
 }
 

@@ -449,12 +449,12 @@ std::vector<size_t> Tracer::views_with_gradients(const std::vector<at::Tensor>& 
   if (views.empty()) return out;
   const Reach reach(roots);
   const size_t first = roots.size() - views.size();
-  const auto passes_by = [&](size_t i, size_t j) { return i != j && reach.at(roots[j]).test(i); };
-  for (size_t k = 0; k < views.size(); ++k) {
-    bool wanted = reach.at(roots[first + k]).count() > 1;
-    for (size_t j = first; j < roots.size(); ++j) wanted |= passes_by(first + k, j);
-    if (wanted) out.push_back(views[k]);
-  }
+  TangentSet wanted = reach.none;
+  for (size_t k = first; k < roots.size(); ++k)
+    if (const TangentSet& here = reach.at(roots[k]); here.count() > 1)
+      wanted |= here;  // this view, and who passes by it
+  for (size_t k = 0; k < views.size(); ++k)
+    if (wanted.test(first + k)) out.push_back(views[k]);
   return out;
 }
 

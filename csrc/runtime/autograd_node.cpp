@@ -363,7 +363,7 @@ class ResultBackward : public torch::autograd::Node {
 }  // namespace
 
 void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                    const std::vector<at::Tensor>& results, const std::function<at::Tensor(size_t)>& view) {
+                    const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view) {
   using torch::autograd::Edge;
   const size_t count = parts.tangent_of.size();
   if (count == 1) {

@@ -1,8 +1,8 @@
 #pragma once
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include <functional>
 #include <optional>
 
 #include "runtime/compiled_function.h"
@@ -23,7 +23,7 @@ struct CallState {
 /// autograd's own.
 class CompiledBackward : public torch::autograd::Node {
   friend void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                             const std::vector<at::Tensor>& results, const std::function<at::Tensor(size_t)>& view);
+                             const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view);
 
  public:
   explicit CompiledBackward(std::shared_ptr<CompiledParts> parts)
@@ -81,7 +81,7 @@ void set_calls_something(CallsSomething look);
 /// Makes `node`, or nodes of their own that come before it, the grad_fn of `results`, which are the forward outputs,
 /// and of the views that have tangents. `view` makes such a one: the program's output of that position.
 void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                    const std::vector<at::Tensor>& results, const std::function<at::Tensor(size_t)>& view);
+                    const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view);
 
 /// The grad_fn of outputs whose graph a backward() inside the compiled program has used up.
 class FreedBackward : public torch::autograd::Node {
