@@ -231,10 +231,22 @@ void note_order(const joint::Joint& joint, runtime::CompiledParts& parts) {
   for (const auto& [place, k] : places) put(k);
 }
 
+/// Rewrites operators, and lays values out, for kiln's kernels. Before the partition, so that saved activations keep
+/// the layout.
+void prepare_for_kernels(graph::Graph& g) {
+  const auto slow = [](DType t) { return options().widen_half ? is_half(t) : graph::has_slow_products(t); };
+  pass("joint.widen_half", g, [&] { return graph::widen_half(g, slow) && (graph::clean_up(g), true); });
+  pass("joint.lift_convolutions", g, [&] { return graph::lift_convolutions(g); });
+  pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
+  pass("joint.patch_convolutions", g, [&] { return graph::patch_convolutions(g); });
+  pass("joint.volume_convolutions", g, [&] { return graph::volume_convolutions(g); });
+}
+
 }  // namespace
 
 std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, GraphCompiler compiler,
-                                                         joint::PartitionMode mode, joint::Program eager) {
+                                                         joint::PartitionMode mode, joint::Program eager,
+                                                         Strides strides) {
   if (!compiler)
     compiler = [](const graph::Graph& g, const std::string& which) {
       return compile_functional(g, which == "inference");
@@ -242,13 +254,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   graph::Graph& g = *joint.graph;
   pass("joint.remove_dead", g, [&] { return joint::remove_dead(g); });
   graph::clean_up(g);
-  const auto slow = [](DType t) { return options().widen_half ? is_half(t) : graph::has_slow_products(t); };
-  pass("joint.widen_half", g, [&] { return graph::widen_half(g, slow) && (graph::clean_up(g), true); });
-  pass("joint.lift_convolutions", g, [&] { return graph::lift_convolutions(g); });
-  // Before the partition, so that saved activations keep the layout.
-  pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
-  pass("joint.patch_convolutions", g, [&] { return graph::patch_convolutions(g); });
-  pass("joint.volume_convolutions", g, [&] { return graph::volume_convolutions(g); });
+  if (strides == Strides::Free) prepare_for_kernels(g);
   pass("joint.rematerialize", g, [&] { return joint::rematerialize(g); });
   pass("joint.separate_outputs", g, [&] { return joint::separate_outputs(joint); });
   if (log_enabled(Topic::aot)) log_artifact(Topic::aot, "joint graph", graph::print(g));

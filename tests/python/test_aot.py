@@ -262,6 +262,29 @@ def test_results_in_strides_of_the_compilers():
     assert_same(*sums)
 
 
+CONVOLUTIONS = {
+    "transposed": (lambda: nn.ConvTranspose2d(8, 24, 3, 3, 1), (2, 8, 6, 6)),
+    "dilated": (lambda: nn.Conv2d(8, 16, 2, padding=1, dilation=2), (2, 8, 6, 6)),
+    "channels by channel": (lambda: nn.Conv2d(8, 8, 7, padding=1, groups=8), (2, 8, 7, 7)),
+    "patches": (lambda: nn.Conv2d(3, 16, 4, stride=4), (2, 3, 16, 16)),
+    "volume": (lambda: nn.Conv3d(3, 8, 3), (2, 3, 6, 6, 6)),
+    "lines": (lambda: nn.Conv1d(8, 16, 3, padding=1), (2, 8, 10)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_keep_the_layout_that_operators_give(name):
+    make, size = CONVOLUTIONS[name]
+    layer = make()
+    module = nn.Sequential(layer, nn.GroupNorm(1, layer.out_channels), nn.GELU(), nn.Flatten())
+    x = torch.randn(size, requires_grad=True)
+    results = []
+    for m in (module, aot.aot_module(module, lambda gm, inputs: aot.make_boxed_func(gm.forward))):
+        y = m(x)
+        results.append([y, *torch.autograd.grad(y.square().mean(), [x, *module.parameters()])])
+    assert_same(*results)
+
+
 DROPPED = """
 import gc
 import weakref

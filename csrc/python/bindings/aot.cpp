@@ -105,8 +105,9 @@ pb::object aot_compile(const pb::object& fn, const std::vector<at::Tensor>& exam
   joint::Joint joint = trace_program(fn, examples);
   compiler::GraphCompiler compiler;
   if (!forward.is_none()) compiler = python_compiler(forward, backward.is_none() ? forward : backward);
+  const auto strides = compiler ? compiler::Strides::Traced : compiler::Strides::Free;
   auto compiled =
-      compiler::compile_joint(std::move(joint), std::move(compiler), mode_of(partition), python_program(fn));
+      compiler::compile_joint(std::move(joint), std::move(compiler), mode_of(partition), python_program(fn), strides);
   return pb::cpp_function([compiled](std::vector<at::Tensor> inputs) { return compiled->call(std::move(inputs)); });
 }
 
