@@ -196,24 +196,43 @@ bool can_run_again(const joint::Joint& joint, runtime::CompiledParts& parts) {
   return copied <= kMostCopied;
 }
 
+using Positions = std::unordered_map<const graph::Node*, size_t>;
+
+Positions positions_in(const graph::Graph& g) {
+  Positions position;
+  for (const auto& n : g.nodes()) position.emplace(n.get(), position.size());
+  return position;
+}
+
 /// Who asks for gradients of an input or another result finds that the way there was freed only if there was one.
 void note_freed(const joint::Joint& joint, runtime::CompiledParts& parts) {
-  for (size_t i = 0; i < joint.forward_freed.size(); ++i) {
-    if (!joint.forward_freed[i]) continue;
-    const NodeSet from = computed_from(joint.graph->outputs()[i]);
-    runtime::CompiledParts::Origins& origins = parts.freed_from[i];
+  const auto& outputs = joint.graph->outputs();
+  std::vector<size_t> freed;
+  for (size_t i = 0; i < joint.forward_freed.size(); ++i)
+    if (joint.forward_freed[i]) freed.push_back(i);
+  if (freed.empty()) return;
+  Positions position = positions_in(*joint.graph);
+  std::ranges::sort(freed, {}, [&](size_t i) { return position[outputs[i].value().node]; });
+  for (size_t at = 0; at < freed.size(); ++at) {
+    const NodeSet from = computed_from(outputs[freed[at]]);
+    runtime::CompiledParts::Freed f{.forward = freed[at]};
     for (size_t k = 0; k < joint.num_primals; ++k)
-      if (from.contains(joint.graph->inputs()[k])) origins.primals.push_back(k);
-    for (size_t k = 0; k < joint.tangent_of.size(); ++k)
-      if (const joint::TangentOf& of = joint.tangent_of[k];
-          of.view < 0 && from.contains(differentiated(joint, k).value().node))
-        origins.forwards.push_back(static_cast<size_t>(of.forward));
+      if (from.contains(joint.graph->inputs()[k])) f.primals.push_back(k);
+    const auto note = [&](size_t k) {
+      if (from.contains(outputs[k].value().node)) f.forwards.push_back(k);
+    };
+    for (const joint::TangentOf& of : joint.tangent_of)
+      if (of.view < 0) note(static_cast<size_t>(of.forward));
+    std::for_each_n(freed.begin(), at, note);
+    if (const auto it = joint.views_behind_freed.find(static_cast<int64_t>(freed[at]));
+        it != joint.views_behind_freed.end())
+      f.views = it->second;
+    parts.freed.push_back(std::move(f));
   }
 }
 
 void note_order(const joint::Joint& joint, runtime::CompiledParts& parts) {
-  std::unordered_map<const graph::Node*, size_t> position;
-  for (const auto& n : joint.graph->nodes()) position.emplace(n.get(), position.size());
+  Positions position = positions_in(*joint.graph);
   std::vector<std::pair<size_t, size_t>> places;
   for (size_t k = 0; k < joint.tangent_of.size(); ++k) {
     size_t last = 0;

@@ -4,6 +4,7 @@
 
 #include <boost/dynamic_bitset.hpp>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -74,6 +75,8 @@ struct Joint {
   std::vector<bool> forward_requires_grad;
   /// By forward output that requires grad: the graph behind it was freed by a backward() inside the program.
   std::vector<bool> forward_freed;
+  /// By such an output: the program's outputs, views, by which its gradient would pass.
+  std::map<int64_t, std::vector<size_t>> views_behind_freed;
   /// By primal: the backward may read it where it lies. Autograd itself keeps it, and says so if it is written to
   /// before the backward. What eager makes of other inputs does not change with them.
   std::vector<bool> primal_kept;

@@ -104,6 +104,8 @@ class Tracer {
   bool is_hooked(const Edge& root) const;
   /// The views among `outputs` by which gradients pass, of `roots` or of each other.
   std::vector<size_t> views_with_gradients(const std::vector<at::Tensor>& outputs, edge_list roots) const;
+  /// Notes that the graph behind forward output `i` was freed.
+  void note_freed(size_t i, const std::vector<at::Tensor>& outputs);
   void relate_tangents(const Reach& reach);
   void check_leaves(const edge_list& roots);
   void find_kept();
@@ -432,15 +434,27 @@ bool Tracer::is_hooked(const Edge& root) const {
   });
 }
 
+/// Whether autograd knows the output as a view with a gradient.
+bool is_differentiable_view(const Output& o) {
+  return (o.kind == Output::Kind::View || o.kind == Output::Kind::InputView) && o.requires_grad && !o.leaf &&
+         !o.refused && !o.uncounted;
+}
+
+void Tracer::note_freed(size_t i, const std::vector<at::Tensor>& outputs) {
+  joint_.forward_freed[i] = true;
+  const auto nodes = nodes_behind({torch::autograd::impl::gradient_edge(forward_[i])});
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (!is_differentiable_view(joint_.outputs[k])) continue;
+    const Edge edge = torch::autograd::impl::gradient_edge(outputs[k]);
+    if (std::find(nodes.begin(), nodes.end(), edge.function.get()) != nodes.end())
+      joint_.views_behind_freed[static_cast<int64_t>(i)].push_back(k);
+  }
+}
+
 std::vector<size_t> Tracer::views_with_gradients(const std::vector<at::Tensor>& outputs, edge_list roots) const {
   std::vector<size_t> views, out;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const Output& o = joint_.outputs[i];
-    if (o.kind != Output::Kind::View && o.kind != Output::Kind::InputView) continue;
-    if (!o.requires_grad || o.leaf || o.refused || o.uncounted) continue;
-    // Where the input is another tensor for autograd after the call, so is what is made of it.
-    const auto written = [&](const VisibleMutation& m) { return m.input == o.index; };
-    if (o.kind == Output::Kind::InputView && std::ranges::any_of(joint_.mutations, written)) continue;
+    if (!is_differentiable_view(joint_.outputs[i])) continue;
     const Edge edge = torch::autograd::impl::gradient_edge(outputs[i]);
     if (std::find(roots.begin(), roots.end(), edge) != roots.end() || is_freed(edge) || is_hooked(edge)) continue;
     views.push_back(i);
@@ -469,8 +483,10 @@ void Tracer::differentiate(const std::vector<at::Tensor>& outputs) {
     if (!t.requires_grad() || t.is_leaf()) continue;
     joint_.forward_requires_grad[i] = true;
     const Edge root = torch::autograd::impl::gradient_edge(t);
-    joint_.forward_freed[i] = is_freed(root);
-    if (joint_.forward_freed[i]) continue;
+    if (is_freed(root)) {
+      note_freed(i, outputs);
+      continue;
+    }
     if (is_hooked(root))
       throw Unsupported("a hook on a gradient that may be computed once more, after the captured part");
     joint_.tangent_of.push_back({.forward = static_cast<int64_t>(i)});
@@ -528,7 +544,7 @@ void Tracer::differentiate(const std::vector<at::Tensor>& outputs) {
       // Eager, too, will fail, but only if the gradient is asked for.
       throw Unsupported(std::string("the gradient: ") + e.what_without_backtrace());
     for (const TangentOf& t : joint_.tangent_of)
-      if (t.view < 0) joint_.forward_freed[static_cast<size_t>(t.forward)] = true;
+      if (t.view < 0) note_freed(static_cast<size_t>(t.forward), outputs);
     joint_.tangent_of.clear();
     joint_.total_of.clear();
     joint_.reached_from.clear();

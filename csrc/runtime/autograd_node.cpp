@@ -2,6 +2,7 @@
 
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -23,6 +24,8 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 namespace {
+
+bool is_asked_for(torch::autograd::Node& node);
 
 /// Whether only operators know what is in it: many gradients in one, of vmap (is_grads_batched, vectorized Jacobians),
 /// a tensor of a class in Python, a sparse or a nested one, zeros without memory.
@@ -96,19 +99,12 @@ variable_list CompiledBackward::apply(variable_list&& grads) {
   return out;
 }
 
-bool CompiledBackward::is_asked_for(size_t tangent) const {
-  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-  if (!tasks || tasks->empty()) return true;
-  for (size_t i = 0; i < parts_->reached_from.size(); ++i)
-    if (parts_->reached_from[i].test(tangent) && task_should_compute_output(i)) return true;
-  return false;
-}
-
 variable_list CompiledBackward::gradients(variable_list&& grads) {
   joint::Part part{joint::TangentSet(grads.size()), parts_->no_tangents()};
   for (size_t i = 0; i < grads.size(); ++i) part.defined[i] = grads[i].defined();
   TORCH_CHECK(!part.defined.intersects(used_up_), torch::autograd::ERR_BACKWARD_TWICE);
-  if (part.defined.none()) return variable_list(parts_->grad_of.size());
+  // Of several results, each one's own node has asked.
+  if (part.defined.none() || (grads.size() == 1 && !is_asked_for(*this))) return variable_list(parts_->grad_of.size());
   if (std::exchange(cut_in_, -1) == torch::autograd::get_current_graph_task_id()) part.cut = cut_;
   return run(part, std::move(grads), torch::autograd::get_current_graph_task_keep_graph());
 }
@@ -310,6 +306,8 @@ namespace {
 /// contributes to the gradients of other results: undefined, since the common backward adds them up inside, unless such
 /// a result is observed.
 class ResultBackward : public torch::autograd::Node {
+  friend bool is_asked_for(Node& node);
+
  public:
   ResultBackward(const CompiledParts& parts, size_t tangent)
       : tangent_(tangent), others_(parts.contributes_to[tangent]) {}
@@ -330,7 +328,7 @@ class ResultBackward : public torch::autograd::Node {
     variable_list out(num_outputs());
     auto& common = static_cast<CompiledBackward&>(*next_edge(0).function);
     if (!grads[0].defined()) return out;
-    if (common.is_asked_for(tangent_)) out[0] = grads[0];
+    if (is_asked_for(*this)) out[0] = grads[0];
     joint::TangentSet cut(others_.size());
     for_each_other([&](size_t edge, size_t k) { cut[k] = observed(*next_edge(edge).function); });
     if (cut.none()) return out;
@@ -349,44 +347,113 @@ class ResultBackward : public torch::autograd::Node {
     for (size_t k = others_.find_first(); k != joint::TangentSet::npos; k = others_.find_next(k)) f(edge++, k);
   }
 
+  /// Whether someone sees what passes the edge to `node`: to the grad_fn of a result, or, where it was written to a
+  /// view, to nodes that lead from the view's by its base's to that.
   static bool observed(Node& node) {
-    if (hooked(node)) return true;
     const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-    const auto it = tasks ? tasks->find(&node) : decltype(tasks->end()){};
-    return tasks && it != tasks->end() && it->second.captures_;
+    const auto captured = [&](Node* n) {
+      const auto it = tasks ? tasks->find(n) : decltype(tasks->end()){};
+      return tasks && it != tasks->end() && it->second.captures_;
+    };
+    for (Node* n = &node;; n = n->next_edge(dynamic_cast<torch::autograd::CopySlices*>(n) ? 1 : 0).function.get()) {
+      if (hooked(*n) || captured(n)) return true;
+      if (dynamic_cast<ResultBackward*>(n)) return false;
+    }
   }
 
   const size_t tangent_;
   const joint::TangentSet others_;
 };
 
+/// Whether the engine's task wants a gradient that one of `node` contributes to. The engine goes by edges, and those of
+/// a compiled function lead to all of its inputs, whatever result they start from.
+bool is_asked_for(torch::autograd::Node& node) {
+  using torch::autograd::Node;
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (!tasks || tasks->empty()) return true;
+  thread_local int task = -1;
+  thread_local std::unordered_map<Node*, bool> known;
+  if (std::exchange(task, torch::autograd::get_current_graph_task_id()) != task) known.clear();
+
+  const auto runs = [&](Node* n) {
+    const auto it = tasks->find(n);
+    return it != tasks->end() && it->second.should_execute();
+  };
+  // backward(inputs=...) captures nothing: it ends at nodes that accumulate or retain a gradient.
+  const auto is_end = [&](Node& n) {
+    const auto& next = n.next_edges();
+    return tasks->at(&n).captures_ || !n.retains_grad_hooks().empty() ||
+           std::none_of(next.begin(), next.end(), [&](const auto& e) { return runs(e.function.get()); });
+  };
+  const auto for_each_next = [](Node& n, const auto& f) {
+    const auto follow = [&](const Node& from, size_t begin, size_t end, const auto& passes) {
+      for (size_t i = begin; i < end; ++i)
+        if (const auto& e = from.next_edge(i); e.is_valid() && passes(i)) f(*e.function);
+    };
+    const auto all = [](size_t) { return true; };
+    if (const auto* result = dynamic_cast<ResultBackward*>(&n)) {
+      const auto& common = static_cast<const CompiledBackward&>(*n.next_edge(0).function);
+      follow(common, 0, common.num_outputs(), [&](size_t i) { return common.reached(i, result->tangent_); });
+      follow(n, 1, n.num_outputs(), all);
+    } else {
+      follow(n, 0, n.num_outputs(), all);
+    }
+  };
+  std::vector<Node*> todo{&node};  // each is left when what is next to it is known
+  while (!todo.empty()) {
+    Node* n = todo.back();
+    const size_t before = todo.size();
+    bool wanted = runs(n) && is_end(*n);
+    if (runs(n) && !wanted)
+      for_each_next(*n, [&](Node& next) {
+        const auto found = known.find(&next);
+        if (found == known.end())
+          todo.push_back(&next);
+        else
+          wanted |= found->second;
+      });
+    if (!wanted && todo.size() > before) continue;
+    known[n] = wanted;
+    todo.resize(before - 1);
+  }
+  return known.at(&node);
+}
+
 }  // namespace
 
 void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                    const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view) {
+                    const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view,
+                    c10::function_ref<torch::autograd::Edge(size_t)> write) {
   using torch::autograd::Edge;
   const size_t count = parts.tangent_of.size();
   if (count == 1) {
-    torch::autograd::set_history(results[static_cast<size_t>(parts.tangent_of[0].forward)], node);
+    const auto i = static_cast<size_t>(parts.tangent_of[0].forward);
+    torch::autograd::set_history(results[i], node);
+    write(i);
     return;
   }
   std::vector<at::Tensor> differentiated(count);
   // The engine runs what was made last first. What a view is a view of comes before it.
   std::vector<c10::intrusive_ptr<torch::autograd::Node>> nodes(count);
+  std::vector<Edge> reached_by(count);  // where what others contribute goes
   for (size_t k : parts.in_order) {
     nodes[k] = c10::make_intrusive<ResultBackward>(parts, k);
     torch::autograd::edge_list edges{Edge(node, static_cast<uint32_t>(k))};
     const joint::TangentSet& others = parts.contributes_to[k];
     for (size_t j = others.find_first(); j != joint::TangentSet::npos; j = others.find_next(j))
-      edges.emplace_back(nodes[j], 0);
+      edges.push_back(reached_by[j]);
     nodes[k]->set_next_edges(std::move(edges));
     const joint::TangentOf& of = parts.tangent_of[k];
-    differentiated[k] = of.view < 0 ? results[static_cast<size_t>(of.forward)] : view(static_cast<size_t>(of.view));
+    reached_by[k] = Edge(nodes[k], 0);
     if (of.view < 0) {
+      const auto i = static_cast<size_t>(of.forward);
+      differentiated[k] = results[i];
       torch::autograd::set_history(differentiated[k], nodes[k]);
+      if (Edge written = write(i); written.is_valid()) reached_by[k] = std::move(written);
     } else {
+      differentiated[k] = view(static_cast<size_t>(of.view));
       nodes[k]->add_input_metadata(differentiated[k]);
-      torch::autograd::impl::set_gradient_edge(differentiated[k], Edge(nodes[k], 0));
+      torch::autograd::impl::set_gradient_edge(differentiated[k], reached_by[k]);
     }
   }
   for (const at::Tensor& t : differentiated) node->add_input_metadata(t);

@@ -23,7 +23,8 @@ struct CallState {
 /// autograd's own.
 class CompiledBackward : public torch::autograd::Node {
   friend void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                             const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view);
+                             const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view,
+                             c10::function_ref<torch::autograd::Edge(size_t)> write);
 
  public:
   explicit CompiledBackward(std::shared_ptr<CompiledParts> parts)
@@ -43,8 +44,8 @@ class CompiledBackward : public torch::autograd::Node {
   /// What the gradient `grad` of tangent `of` contributes to the gradients of the results in `cut`, in order. The
   /// backward that runs takes those as the whole gradients then.
   torch::autograd::variable_list contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad);
-  /// Whether the engine's task wants a gradient of an input that `tangent` reaches: edges lead from here to all inputs.
-  bool is_asked_for(size_t tangent) const;
+  /// Whether a gradient of `tangent` contributes to output `i`.
+  bool reached(size_t i, size_t tangent) const { return parts_->reached_from[i].test(tangent); }
 
  protected:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
@@ -79,9 +80,12 @@ using CallsSomething = bool (*)(const torch::autograd::FunctionPreHook&);
 void set_calls_something(CallsSomething look);
 
 /// Makes `node`, or nodes of their own that come before it, the grad_fn of `results`, which are the forward outputs,
-/// and of the views that have tangents. `view` makes such a one: the program's output of that position.
+/// and of the views that have tangents. `view` makes such a one: the program's output of that position. `write` writes
+/// a forward output to the input whose new value it is, for autograd to see, and gives the edge of the input then; none
+/// if it is no such value.
 void attach_results(const c10::intrusive_ptr<CompiledBackward>& node, const CompiledParts& parts,
-                    const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view);
+                    const std::vector<at::Tensor>& results, c10::function_ref<at::Tensor(size_t)> view,
+                    c10::function_ref<torch::autograd::Edge(size_t)> write);
 
 /// The grad_fn of outputs whose graph a backward() inside the compiled program has used up.
 class FreedBackward : public torch::autograd::Node {

@@ -50,6 +50,29 @@ at::Tensor view_of(const at::Tensor& base, const Output& out) {
 
 constexpr auto kCustomView = torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION;
 
+/// Makes `value` the new value of `input`, and its history that of `input`. Returns the edge of the input's gradient if
+/// that leads to the value's.
+Edge write(at::Tensor input, const at::Tensor& value) {
+  // Eager allows a write to such a leaf only where autograd does not see it (through .data, in no_grad).
+  const bool visible = !(input.is_leaf() && input.requires_grad());
+  const at::AutoGradMode mode(visible);
+  if (!visible || !value.requires_grad()) {
+    input.copy_(value);
+    return {};
+  }
+  if (input.is_view()) {  // of a base that autograd rebases, too
+    input.copy_(value);
+  } else {
+    {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      input.copy_(value);
+    }
+    torch::autograd::impl::bump_version(input);
+    torch::autograd::impl::rebase_history(input, torch::autograd::impl::gradient_edge(value));
+  }
+  return torch::autograd::impl::gradient_edge(input);
+}
+
 /// `result` as the view of a tensor that nobody has, with its history: autograd lets nobody write to it.
 at::Tensor custom_view_of(const at::Tensor& result) {
   const at::AutoGradMode mode(false);
@@ -64,10 +87,10 @@ class Function : public CompiledFunction {
   explicit Function(std::shared_ptr<CompiledParts> parts) : parts_(std::move(parts)) {
     for (const Output& o : parts_->outputs)
       needs_inputs_ |= o.kind == Output::Kind::Input || o.kind == Output::Kind::InputView;
-    any_freed_ = !parts_->freed_from.empty();
-    needs_inputs_ |= parts_->trains() || !parts_->mutations.empty() || any_freed_;
+    const bool any_freed = !parts_->freed.empty();
+    needs_inputs_ |= parts_->trains() || !parts_->mutations.empty() || any_freed;
     // Outputs that are the artifact's own, in order: nothing to build.
-    plain_ = parts_->outputs.size() == parts_->num_forward && !any_freed_;
+    plain_ = parts_->outputs.size() == parts_->num_forward && !any_freed;
     for (size_t i = 0; i < parts_->outputs.size(); ++i) {
       const Output& o = parts_->outputs[i];
       plain_ &=
@@ -92,15 +115,12 @@ class Function : public CompiledFunction {
       results = p.forward->run(std::move(inputs));
     }
     KILN_CHECK(results.size() >= p.num_forward, "an artifact returned too few outputs");
-    std::map<size_t, at::Tensor> views;
-    if (p.trains()) views = attach(kept, results, std::move(before));
-    if (any_freed_) attach_freed(kept, results);
-    for (const joint::VisibleMutation& m : p.mutations) {
-      at::Tensor& input = kept[static_cast<size_t>(m.input)];
-      // Eager allows a write to such a leaf only where autograd does not see it (through .data, in no_grad).
-      const at::AutoGradMode visible(!(input.is_leaf() && input.requires_grad()));
-      input.copy_(results[static_cast<size_t>(m.forward)]);
-    }
+    Views views;
+    if (p.trains()) attach(kept, results, views, std::move(before));
+    attach_freed(kept, results, views);
+    for (const joint::VisibleMutation& m : p.mutations)  // those with a history are written
+      if (const at::Tensor& value = results[static_cast<size_t>(m.forward)]; !value.requires_grad())
+        write(kept[static_cast<size_t>(m.input)], value);
     if (plain_) {
       results.resize(p.num_forward);
       return results;
@@ -118,10 +138,28 @@ class Function : public CompiledFunction {
   }
 
  private:
-  /// Gives the outputs a grad_fn that holds what the backward needs. Returns the views that have one of their own, by
-  /// their positions.
-  std::map<size_t, at::Tensor> attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results,
-                                      CallState before) const {
+  /// Outputs that are views and have to be there before the others, by their positions.
+  using Views = std::map<size_t, at::Tensor>;
+
+  const at::Tensor& view(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results, size_t i,
+                         Views& views) const {
+    at::Tensor& known = views[i];
+    const Output& o = parts_->outputs[i];
+    if (!known.defined())
+      known = view_of((o.kind == Output::Kind::View ? results : inputs)[static_cast<size_t>(o.index)], o);
+    return known;
+  }
+
+  /// Writes forward output `i`, which has a history, to the input whose new value it is, and returns the input's edge.
+  Edge write_forward(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results, size_t i) const {
+    for (const joint::VisibleMutation& m : parts_->mutations)
+      if (m.forward == static_cast<int64_t>(i)) return write(inputs[static_cast<size_t>(m.input)], results[i]);
+    return {};
+  }
+
+  /// Gives the outputs a grad_fn that holds what the backward needs; makes the views that have one of their own.
+  void attach(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results, Views& views,
+              CallState before) const {
     const CompiledParts& p = *parts_;
     auto node = c10::make_intrusive<CompiledBackward>(parts_);
     edge_list edges;
@@ -131,11 +169,8 @@ class Function : public CompiledFunction {
       edges.push_back(t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge());
     }
     node->set_next_edges(std::move(edges));
-    std::map<size_t, at::Tensor> views;
-    attach_results(node, p, results, [&](size_t i) {
-      const Output& o = p.outputs[i];
-      return views[i] = view_of((o.kind == Output::Kind::View ? results : inputs)[static_cast<size_t>(o.index)], o);
-    });
+    const auto view = [&](size_t i) { return this->view(inputs, results, i, views); };
+    attach_results(node, p, results, view, [&](size_t i) { return write_forward(inputs, results, i); });
     node->saved.reserve(p.saved.size());
     for (const joint::Parts::Saved& s : p.saved) {
       const size_t i = static_cast<size_t>(s.index);
@@ -150,24 +185,27 @@ class Function : public CompiledFunction {
       }
     }
     if (p.eager) node->keep_inputs(inputs, std::move(before));
-    return views;
   }
 
-  void attach_freed(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) const {
-    for (const auto& [i, origins] : parts_->freed_from) {
+  void attach_freed(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results, Views& views) const {
+    for (const CompiledParts::Freed& f : parts_->freed) {
       edge_list edges;
-      for (size_t k : origins.primals)
-        if (inputs[k].requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(inputs[k]));
-      for (size_t k : origins.forwards) edges.push_back(torch::autograd::impl::gradient_edge(results[k]));
+      const auto add = [&](const at::Tensor& t) {
+        if (t.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(t));
+      };
+      for (size_t k : f.primals) add(inputs[k]);
+      for (size_t k : f.forwards) add(results[k]);
+      for (size_t k : f.views) add(view(inputs, results, k, views));
       const auto node = c10::make_intrusive<FreedBackward>();
       node->set_next_edges(std::move(edges));
-      torch::autograd::set_history(results[i], node);
+      torch::autograd::set_history(results[f.forward], node);
+      write_forward(inputs, results, f.forward);
     }
   }
 
   /// `views`: what there is of them.
   std::vector<at::Tensor> build(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results,
-                                const std::map<size_t, at::Tensor>& views) const {
+                                const Views& views) const {
     std::vector<at::Tensor> out;
     out.reserve(parts_->outputs.size());
     for (const Output& o : parts_->outputs) {
@@ -204,7 +242,6 @@ class Function : public CompiledFunction {
 
   std::shared_ptr<CompiledParts> parts_;
   bool needs_inputs_ = false;
-  bool any_freed_ = false;
   bool plain_ = false;
 };
 

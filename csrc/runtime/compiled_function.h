@@ -39,12 +39,14 @@ struct CompiledParts {
   std::vector<joint::TangentSet> reached_from;
   /// Tangents in the order in which the program computes their results, those that one contributes to before it.
   std::vector<size_t> in_order;
-  /// What a forward output is computed from, by position.
-  struct Origins {
-    std::vector<size_t> primals, forwards;
+  /// A forward output whose graph was freed, and what it is computed from, by position: inputs, forward outputs that
+  /// require grad, and outputs of the program that are views.
+  struct Freed {
+    size_t forward = 0;
+    std::vector<size_t> primals, forwards, views;
   };
-  /// By freed forward output. `forwards`: of those that can be differentiated.
-  std::map<size_t, Origins> freed_from;
+  /// Each after those that it is computed from.
+  std::vector<Freed> freed;
 
   std::shared_ptr<Artifact> forward;
   /// Makes a part of the backward pass, at its first use. Fails for want of support only if the part is cut.

@@ -476,3 +476,111 @@ def test_hooks_that_a_second_differentiation_would_pass_by():
         else:
             with pytest.raises(RuntimeError, match="there are hooks on a result"):
                 first.square().sum().backward()
+
+
+def written(x, y):
+    kiln.graph_break()
+    x.mul_(y)
+    loss = x.logsumexp((0, 1))
+    kiln.graph_break()
+    return x, loss
+
+
+def written_view(x, y):
+    rows = x[1]
+    kiln.graph_break()
+    rows.mul_(y[0])
+    loss = (rows.sin() * rows).sum()
+    kiln.graph_break()
+    return x, rows, loss
+
+
+def view_of_what_is_written(x, y):
+    kiln.graph_break()
+    x[0] *= y[1]
+    row = x[0]
+    loss = row.sin().sum()
+    kiln.graph_break()
+    return x, row, loss
+
+
+WRITES = [written, written_view, view_of_what_is_written]
+
+
+def asked(results):
+    return torch.autograd.grad(results[-1], results[:-1])
+
+
+def observed(results):
+    for r in results[:-1]:
+        r.register_hook(lambda g: g * 3)
+        r.retain_grad()
+    results[-1].backward()
+    return [r.grad for r in results[:-1]]
+
+
+def backward(results):
+    results[-1].backward()
+
+
+@pytest.mark.parametrize("use", [asked, observed, backward])
+@pytest.mark.parametrize("leaf", ["x", "y", "both"])
+@pytest.mark.parametrize("f", WRITES)
+def test_results_of_what_is_written_in_place(f, leaf, use):
+    """An argument has a new value, from which a result is computed: the gradient passes by the argument."""
+    seen = []
+    for g in (f, kiln.compile(f)):
+        x, y = ROWS.clone(), ROWS.clone() + 2
+        x.requires_grad_(leaf != "y")
+        y.requires_grad_(leaf != "x")
+        start = x * 2
+        if start.requires_grad:
+            start.retain_grad()  # moves on to the new value
+        results = g(start, y)
+        seen.append((use(results), x.grad, y.grad, start.grad if start.requires_grad else None))
+    assert_same(*seen)
+
+
+def two_losses(x, y):
+    x, y = x * 2, y * 3
+    kiln.graph_break()
+    y = y + x.sin()
+    x = x[0] * 2
+    kiln.graph_break()
+    return x.sum(), y.sum()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_what_is_not_on_the_way_is_not_used_up(accumulate):
+    """The inputs that are asked for decide, in eager, which parts of the graph run and are freed."""
+    seen = []
+    for g in (two_losses, kiln.compile(two_losses)):
+        x, y = (ROWS.clone().requires_grad_() for _ in range(2))
+        first, second = g(x, y)
+        if accumulate:
+            second.backward(inputs=[y])
+            first.backward(inputs=[x])
+            seen.append((x.grad, y.grad))
+        else:
+            grads = [torch.autograd.grad(first, [y], allow_unused=True)]
+            grads.append(torch.autograd.grad(second, [y]))
+            grads.append(torch.autograd.grad(first, [x]))
+            seen.append(grads)
+    assert_same(*seen)
+
+
+def freed_by_itself(x, y):
+    z = x * y
+    z.sin().sum().backward()
+    rows, double = x.view(3, 2), z * 2
+    row = double[0]
+    return rows, double, row, (row * double * rows.view(2, 3)).sum()
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_freed_way_is_no_missing_way(which):
+    """Eager frees less, and has a gradient; None would say that there is none."""
+    x, y = (ROWS.clone().requires_grad_() for _ in range(2))
+    results = kiln.compile(freed_by_itself)(x, y)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(results[-1], results[which], allow_unused=True)
