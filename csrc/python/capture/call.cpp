@@ -472,6 +472,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (count == 3 && bound && Py_TYPE(self) == &PyGetSetDescr_Type && is_named(callable, "__set__") &&
       py::is_tensor(arg(1)))
     return store_attr(arg(1), PyDescr_NAME(self), arg(2)) ? Py_NewRef(Py_None) : nullptr;
+  if (count == 1 && !kwnames && is_len(callable)) {
+    if (PyObject* length = length_of_unread(arg(0)); length || PyErr_Occurred()) return length;
+    if (PyObject* length = length_by_method(arg(0)); length || PyErr_Occurred()) return length;
+  }
   if (count == 2 && !kwnames)
     if (PyObject* done = append_unread(callable, arg(0), arg(1)); done || PyErr_Occurred()) return done;
   if (count >= 2 && !kwnames)
@@ -490,8 +494,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       size_among(args, all) &&
       ((converts_numbers(policy) && !takes_open_sizes(name_of(callable))) || numpy_among(args, all)))
     return on_values(args, all, [&](PyObject* const* values) { return call_c(callable, values, n, kwnames); });
-  static PyObject* len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
-  if (callable == len && n == 1 && !asks_class(args[0]))
+  if (is_len(callable) && n == 1 && !asks_class(args[0]))
     if (PyObject* length = open_length(args[0]); length || PyErr_Occurred()) return length;
   // A factor that is a tensor: PyTorch's bindings read its value.
   if (policy == Policy::Torch && kwnames && PyTuple_GET_SIZE(kwnames) == 1 && takes_factor(callable, kwnames))

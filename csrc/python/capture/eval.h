@@ -63,6 +63,7 @@ enum class Use : uint8_t {
   Other,
   Append,  // loads its method `append`, and calls it
   LookUp,  // asks for an item by a key, or whether there is one: o[key], key in o, o.get(key)
+  Length,  // asks how many items it has: len(o)
   Keep,    // puts it into a local variable
 };
 Use use_of_top(const Exec& e);

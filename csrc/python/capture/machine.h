@@ -694,6 +694,11 @@ class Machine {
   bool may_stay_unread(PyObject* o) const;
   /// Whether the container that is being loaded is not looked at here. Guards its type then.
   bool stays_unread(Known& k);
+  /// How many items there are in such a container: a number of the graph's, where they were others in another call.
+  /// Null without an error for any other object.
+  PyObject* length_of_unread(PyObject* container);
+  /// What `__len__` of a class in Python gives, which may be such a number. Null without an error for any other object.
+  PyObject* length_by_method(PyObject* o);
   /// list.append on an existing list that the program has not looked at: its length is no business of the graph's.
   /// Null without an error for any other call.
   PyObject* append_unread(PyObject* callable, PyObject* container, PyObject* item);
@@ -868,6 +873,8 @@ bool is_numpy_scalar(PyTypeObject* t);
 
 /// Length and (key, value) list of a container as its C base has them, whatever its class overrides.
 Py_ssize_t base_size(PyObject* container);
+/// Whether it is the function len().
+bool is_len(PyObject* o);
 py::Ref base_items(PyObject* dict);
 
 /// The thread's running capture, or null.

@@ -13,6 +13,8 @@ int truth(Exec& e, PyObject* o) {
     e.m.graph_break("data-dependent-branch", "a branch on the value of a tensor");
     return -1;
   }
+  if (const py::Ref length = py::Ref::steal(e.m.length_of_unread(o)); length || PyErr_Occurred())
+    return length ? PyObject_IsTrue(length.get()) : -1;
   return e.m.reads(o, -1) ? PyObject_IsTrue(o) : -1;
 }
 

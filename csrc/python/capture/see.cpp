@@ -37,6 +37,11 @@ Py_ssize_t base_size(PyObject* o) {
   return PyObject_Size(o);
 }
 
+bool is_len(PyObject* o) {
+  static PyObject* const len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
+  return o == len;
+}
+
 py::Ref base_items(PyObject* dict) {
   if (!PyODict_Check(dict)) return py::Ref::steal(PyDict_Items(dict));
   py::Ref items = py::Ref::steal(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "items", "O", dict));
@@ -221,6 +226,9 @@ SourcePtr Machine::child(SK kind, const SourcePtr& base, PyObject* key, int64_t 
       break;
     case SK::WeakRef:
       slot = guards::weakref(base);
+      break;
+    case SK::Length:
+      slot = guards::length(base);
       break;
     case SK::FunctionMode:
       slot = guards::function_mode(i);

@@ -1,5 +1,5 @@
 // Existing containers that nobody looks at as a whole: a list that is only appended to, a dict or list of which some
-// items are asked for. What else is in them may be another in the next call.
+// items are asked for, or how many there are. What else is in them may be another in the next call.
 #include <algorithm>
 
 #include "python/capture/eval.h"
@@ -67,6 +67,14 @@ Use use_as_operand(const Exec& e, int opcode, int arg, int above) {
       for (const char* name : {"get", "__getitem__", "__contains__"})
         if (PyUnicode_CompareWithASCIIString(e.name(arg), name) == 0) return Use::LookUp;
       return PyUnicode_CompareWithASCIIString(e.name(arg), "append") == 0 ? Use::Append : Use::Other;
+    case CALL:  // of `len`, which lies below the object, or below what the object is an attribute of
+      return arg == 1 && above == 0 && (is_len(e.sp[-1]) || is_len(e.sp[-2])) ? Use::Length : Use::Other;
+    case POP_JUMP_FORWARD_IF_FALSE:
+    case POP_JUMP_FORWARD_IF_TRUE:
+    case POP_JUMP_BACKWARD_IF_FALSE:
+    case POP_JUMP_BACKWARD_IF_TRUE:
+    case UNARY_NOT:
+      return Use::Length;
     case STORE_FAST:
       // LOAD_FAST asks again.
       return py311::local_kind(e.code, arg) & py311::KindCell ? Use::Other : Use::Keep;
@@ -134,6 +142,46 @@ bool Machine::stays_unread(Known& k) {
   if (use == Use::Other || (use == Use::Append && dict) || (use == Use::LookUp && !dict && !list)) return false;
   guard(GK::Type, k.source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
   return true;
+}
+
+PyObject* Machine::length_of_unread(PyObject* container) {
+  if (!may_stay_unread(container)) return nullptr;
+  Known* k = find(container);
+  if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
+  k->looked_up = true;
+  const Py_ssize_t n = base_size(k->real.get()), now = base_size(container);
+  const py::Ref length = py::Ref::steal(PyLong_FromSsize_t(n));
+  const SourcePtr source = child(SK::Length, k->source, nullptr);
+  if (!is_changing(length.get(), source)) {
+    guard(GK::Length, k->source, nullptr, static_cast<uint64_t>(n));
+    return PyLong_FromSsize_t(now);
+  }
+  py::Ref number = py::Ref::steal(number_for(length.get(), source));
+  if (!number || now == n) return number.release();
+  if (k->appended) return activate(*k) ? PyLong_FromSsize_t(now) : nullptr;  // to a deque, which may be full
+  const py::Ref more = py::Ref::steal(PyLong_FromSsize_t(now - n));
+  PyObject* const operands[] = {number.get(), more.get()};
+  return is_open_number(number.get()) ? PyNumber_Add(operands[0], operands[1]) : operate_on_numbers("add", operands);
+}
+
+PyObject* Machine::length_by_method(PyObject* o) {
+  static PyObject* const name = PyUnicode_InternFromString("__len__");
+  PyObject* const method = _PyType_Lookup(Py_TYPE(o), name);
+  if (!method || !PyFunction_Check(method) || py::is_tensor(o)) return nullptr;
+  py::Ref result = py::Ref::steal(call(method, &o, 1, nullptr));
+  if (!result) return nullptr;
+  // Of a container; what is computed may be negative.
+  const bool open =
+      std::ranges::any_of(open_ints, [&](const auto& known) { return known.second.get() == result.get(); });
+  if (open || number_sources.contains(result.get())) return result.release();
+  result = py::Ref::steal(is_number(result.get())        ? specialize(result.get())
+                          : is_open_number(result.get()) ? with_values(result.get())
+                                                         : PyNumber_Index(result.get()));
+  if (!result) return nullptr;
+  const Py_ssize_t n = PyNumber_AsSsize_t(result.get(), PyExc_OverflowError);
+  if (n >= 0) return PyLong_FromSsize_t(n);
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "__len__() should return >= 0");
+  return nullptr;
 }
 
 PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObject* item) {

@@ -63,6 +63,8 @@ std::string Source::text() const {
       return "type(" + of_base() + ")";
     case Kind::WeakRef:
       return of_base() + "()";
+    case Kind::Length:
+      return "len(" + of_base() + ")";
     case Kind::FunctionMode:
       return "torch_function_modes()[" + std::to_string(index) + "]";
   }
@@ -142,6 +144,7 @@ SourcePtr set_item_at(SourcePtr base, int64_t index) {
 SourcePtr cell_contents(SourcePtr base) { return make(Source::Kind::CellContents, std::move(base)); }
 SourcePtr type_of(SourcePtr base) { return make(Source::Kind::Type, std::move(base)); }
 SourcePtr weakref(SourcePtr base) { return make(Source::Kind::WeakRef, std::move(base)); }
+SourcePtr length(SourcePtr base) { return make(Source::Kind::Length, std::move(base)); }
 SourcePtr function_mode(int64_t index) {
   auto s = make(Source::Kind::FunctionMode, nullptr);
   s->index = index;

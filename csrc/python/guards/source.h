@@ -29,6 +29,7 @@ struct Source {
     CellContents,  // base.cell_contents
     Type,          // type(base)
     WeakRef,       // base() of a weakref
+    Length,        // len(base) of a list, tuple, dict, set or deque
     FunctionMode,  // the `index`-th TorchFunctionMode of this thread, the outermost first
   };
   Kind kind;
@@ -57,6 +58,7 @@ SourcePtr set_item_at(SourcePtr base, int64_t index);
 SourcePtr cell_contents(SourcePtr base);
 SourcePtr type_of(SourcePtr base);
 SourcePtr weakref(SourcePtr base);
+SourcePtr length(SourcePtr base);
 SourcePtr function_mode(int64_t index);
 
 }  // namespace kiln::guards

@@ -137,6 +137,20 @@ int GuardTree::add_node(Node node) {
   return id;
 }
 
+namespace {
+/// Of a container, or what lends its memory; -1 for other objects.
+int64_t length_of(PyObject* o) {
+  if (PyList_Check(o) || PyTuple_Check(o)) return Py_SIZE(o);
+  if (PyDict_Check(o)) return PyDict_GET_SIZE(o);
+  if (PyAnySet_Check(o)) return PySet_GET_SIZE(o);
+  if (is_deque(o)) return PySequence_Size(o);
+  if (!PyObject_CheckBuffer(o)) return -1;
+  const Py_ssize_t n = PyObject_Size(o);  // of an array or its like
+  if (n < 0) PyErr_Clear();
+  return n;
+}
+}  // namespace
+
 PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const Call& call, Owned& owned) const {
   switch (n.kind) {
     case Source::Kind::Local:
@@ -240,6 +254,12 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       PyObject* o = PyWeakref_GET_OBJECT(base);
       return o == Py_None ? nullptr : o;
     }
+    case Source::Kind::Length: {
+      const int64_t length = length_of(base);
+      if (length < 0) return nullptr;
+      owned.push_back(py::Ref::steal(PyLong_FromLongLong(length)));
+      return owned.back().get();
+    }
     case Source::Kind::FunctionMode:
       return py::function_mode(n.index);
   }
@@ -261,17 +281,6 @@ bool same_keys(PyObject* o, PyObject* keys) {
     if (k != expected && !same_constant(k, expected)) return false;
   }
   return true;
-}
-
-int64_t length_of(PyObject* o) {
-  if (PyList_Check(o) || PyTuple_Check(o)) return Py_SIZE(o);
-  if (PyDict_Check(o)) return PyDict_GET_SIZE(o);
-  if (PyAnySet_Check(o)) return PySet_GET_SIZE(o);
-  if (is_deque(o)) return PySequence_Size(o);
-  if (!PyObject_CheckBuffer(o)) return -1;
-  const Py_ssize_t n = PyObject_Size(o);  // of an array or its like
-  if (n < 0) PyErr_Clear();
-  return n;
 }
 
 bool lacks_attribute(PyObject* o, PyObject* name) {
@@ -483,6 +492,8 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
             changed.push_back({Change::Kind::Number, list_item(n.source, i)});
       if (guards_[g].kind == Guard::Kind::Is && alike(guards_[g].object.get(), value))
         changed.push_back({Change::Kind::Function, n.source});
+      if (guards_[g].kind == Guard::Kind::Length && length_of(value) >= 0)
+        changed.push_back({Change::Kind::Number, length(n.source)});
       if (guards_[g].kind == Guard::Kind::Contents) changed.push_back({Change::Kind::Contents, n.source});
       if (guards_[g].kind == Guard::Kind::Tensor)
         if (const uint64_t dims = other_dims(value, facts_[g]))

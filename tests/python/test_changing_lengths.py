@@ -1,0 +1,125 @@
+"""Containers that grow between calls: how many items there are is a number that the graph computes with."""
+
+import collections
+
+import pytest
+import torch
+
+import kiln
+from kiln.testing import assert_same
+
+CALLS = 14
+
+
+class Memory:
+    """What remembers earlier calls."""
+
+    def __init__(self):
+        self.items, self.recent, self.named = [], collections.deque(maxlen=5), {}
+
+    def __len__(self):
+        return len(self.items)
+
+    def add(self, i):
+        self.items.append(i)
+        self.recent.append(i)
+        self.named[i] = i
+
+
+def mean_so_far(x, memory):
+    return x / max(len(memory), 1)
+
+
+def append_first(x, memory):
+    memory.items.append(x.sum().item())
+    return x * len(memory.items), len(memory.items)
+
+
+def append_later(x, memory):
+    n = len(memory.items)
+    memory.items.append(n)
+    return x + n, len(memory.items) - n
+
+
+def full(x, memory):
+    memory.recent.append(7)
+    return x * len(memory.recent), list(memory.recent) if len(memory.recent) == 2 else None
+
+
+def branches(x, memory):
+    if not memory.items:
+        return x - 1
+    if len(memory.named) > 3:
+        x = x * 2
+    return x + 1 if memory.recent else x
+
+
+def texts(x, memory):
+    return x, f"{len(memory.items)} of {len(memory.named):3d}", [len(memory.items)]
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}])
+@pytest.mark.parametrize("f", [mean_so_far, append_first, append_later, full, branches, texts])
+def test_lengths_that_change(f, options):
+    results = []
+    for g in (f, kiln.compile(f, **options)):
+        memory, seen = Memory(), []
+        for i in range(CALLS):
+            seen.append((g(torch.ones(3), memory), list(memory.items), list(memory.recent)))
+            memory.add(i)
+        results.append(seen)
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("f", [mean_so_far, append_later, branches])
+def test_they_compile_a_few_times(f):
+    compiles = []
+
+    def backend(gm, inputs):
+        compiles.append(gm)
+        return gm.forward
+
+    compiled, memory = kiln.compile(f, backend=backend), Memory()
+    memory.add(0)
+    for i in range(1, CALLS):
+        compiled(torch.ones(3), memory)
+        memory.add(i)
+    assert len(compiles) <= 4
+
+
+class Sized:
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+def length_or_error(x, sized):
+    try:
+        return x, len(sized), type(len(sized))
+    except (TypeError, ValueError, OverflowError) as e:
+        return x, str(e)
+
+
+@pytest.mark.parametrize("length", [3, True, -1, 2.5, "two", 2**70], ids=str)
+def test_what_a_class_says(length):
+    x, sized = torch.ones(1), Sized(length)
+    assert_same(length_or_error(x, sized), kiln.compile(length_or_error)(x, sized))
+
+
+def two(x, grows, asked):
+    grows.append(1)
+    return x * len(asked)
+
+
+def test_one_list_under_two_names():
+    compiled = kiln.compile(two)
+    for same in [False, False, False, True, True, False]:
+        grows, asked = [1, 2], [1] * 3
+        asked = grows if same else asked
+        torch.testing.assert_close(compiled(torch.ones(1), grows, asked), torch.full((1,), 3.0))
+    for n in range(CALLS):
+        asked = [1] * n
+        torch.testing.assert_close(compiled(torch.ones(1), [], asked), torch.full((1,), float(n)))
+        torch.testing.assert_close(compiled(torch.ones(1), asked, asked), torch.full((1,), n + 1.0))
