@@ -59,62 +59,46 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
           fn::to_functional_tensor(std::get<2>(out))};
 }
 
-/// Runs `f`, an operator that gives a row-major tensor for any layout, so that the result lies in memory as `value`,
-/// which is dense, does: on its dimensions in the order of their strides. `f` gets what puts others in that order.
-template <class F>
-at::Tensor as_it_lies(const at::Tensor& value, const F& f) {
-  std::vector<int64_t> order(static_cast<size_t>(value.dim())), back(order.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
-  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-  if (value.is_contiguous() || std::is_sorted(order.begin(), order.end()))
-    return f([](const at::Tensor& t) { return t; });
-  return f([&](const at::Tensor& t) { return t.permute(order); }).permute(back);
-}
-
-/// Eager draws numbers in the order of self's memory; the functional form draws them in logical order.
+/// Eager draws numbers in the order of self's memory; the functional form draws them in logical order, which is the
+/// same with the dimensions in the order of their strides.
 at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> generator) {
   c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
   if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
   const at::Tensor value = value_below(self);
-  aten::write_below(
-      self, as_it_lies(value, [&](const auto& ordered) { return at::bernoulli(ordered(value), p, generator); }));
-  return self;
-}
-
-/// The functional form gives a row-major tensor; what is written keeps its layout. For autograd's formulas, which write
-/// to what they have just made: operators that the program calls are looked after in replay.cpp.
-template <class V>
-at::Tensor& masked_fill_(at::Tensor& self, const at::Tensor& mask, const V& filling) {
-  c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
-  TORCH_CHECK(fn::isFunctionalTensor(self) || !fn::isFunctionalTensor(mask),
-              "masked_fill_ of a tensor that is not functional, with a functional mask");
-  if (!fn::isFunctionalTensor(self)) return self.masked_fill_(mask, filling);
-  const at::Tensor value = value_below(self);
-  const at::Tensor filled = as_it_lies(value, [&](const auto& ordered) {
-    const at::Tensor given = value_below(mask);
-    const at::Tensor where = ordered(given.sizes() == value.sizes() ? given : given.expand(value.sizes()));
-    if constexpr (std::is_same_v<V, at::Tensor>)
-      return at::masked_fill(ordered(value), where, value_below(filling));
-    else
-      return at::masked_fill(ordered(value), where, filling);
-  });
-  aten::write_below(self, filled);
+  std::vector<int64_t> order(static_cast<size_t>(value.dim())), back(order.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  const bool in_order = value.is_contiguous() || std::ranges::is_sorted(order);
+  aten::write_below(self, in_order ? at::bernoulli(value, p, generator)
+                                   : at::bernoulli(value.permute(order), p, generator).permute(back));
   return self;
 }
 
 /// Functional forms that give a row-major tensor for any layout. A view that another layout was written to could not be
-/// put back into what it is a view of.
+/// put back into what it is a view of, and autograd's formulas write to what they have just made: the operators that
+/// the program calls are looked after in replay.cpp, too.
 constexpr const char* kRowMajor[] = {
-    "scatter_.src",    "scatter_.value",
-    "scatter_.reduce", "scatter_.value_reduce",
-    "scatter_add_",    "index_add_",
-    "index_copy_",     "index_reduce_",
-    "masked_scatter_", "tril_",
-    "triu_",           "cumsum_",
-    "cumprod_",        "renorm_",
-    "addmm_",          "baddbmm_",
-    "addbmm_",         "scatter_reduce_.two",
+    "scatter_.src",
+    "scatter_.value",
+    "scatter_.reduce",
+    "scatter_.value_reduce",
+    "scatter_add_",
+    "index_add_",
+    "index_copy_",
+    "index_reduce_",
+    "masked_scatter_",
+    "tril_",
+    "triu_",
+    "cumsum_",
+    "cumprod_",
+    "renorm_",
+    "addmm_",
+    "baddbmm_",
+    "addbmm_",
+    "scatter_reduce_.two",
+    "masked_fill_.Scalar",
+    "masked_fill_.Tensor",
 };
 
 /// Functionalization of one of those: the result lies in memory as self does, or would without its gaps.
@@ -122,7 +106,12 @@ void keep_layout(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   const size_t first = stack->size() - op.schema().arguments().size();
   const at::Tensor self = (*stack)[first].toTensor();
   c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
-  if (!fn::isFunctionalTensor(self)) return op.callBoxed(stack);
+  if (!fn::isFunctionalTensor(self)) {
+    for (size_t i = first; i < stack->size(); ++i)
+      TORCH_CHECK(!(*stack)[i].isTensor() || !fn::isFunctionalTensor((*stack)[i].toTensor()), op.schema().name(),
+                  " of a tensor that is not functional, with a functional argument");
+    return op.callBoxed(stack);
+  }
   std::string name = op.schema().name();
   name.pop_back();  // the underscore
   const auto form = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), op.schema().overload_name().c_str());
@@ -164,10 +153,6 @@ namespace {
     libraries->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__).impl(name, std::move(kernel));
   };
   replace(c10::DispatchKey::Functionalize, "bernoulli_.float", torch::CppFunction(&kiln::joint::bernoulli_));
-  replace(c10::DispatchKey::Functionalize, "masked_fill_.Scalar",
-          torch::CppFunction(&kiln::joint::masked_fill_<at::Scalar>));
-  replace(c10::DispatchKey::Functionalize, "masked_fill_.Tensor",
-          torch::CppFunction(&kiln::joint::masked_fill_<at::Tensor>));
   for (const char* name : kiln::joint::kRowMajor)
     replace(c10::DispatchKey::Functionalize, name,
             torch::CppFunction::makeFromBoxedFunction<&kiln::joint::keep_layout>());
