@@ -381,6 +381,7 @@ bool is_asked_for(torch::autograd::Node& node) {
   };
   // backward(inputs=...) captures nothing: it ends at nodes that accumulate or retain a gradient.
   const auto is_end = [&](Node& n) {
+    if (!runs(&n)) return false;
     const auto& next = n.next_edges();
     return tasks->at(&n).captures_ || !n.retains_grad_hooks().empty() ||
            std::none_of(next.begin(), next.end(), [&](const auto& e) { return runs(e.function.get()); });
@@ -403,14 +404,14 @@ bool is_asked_for(torch::autograd::Node& node) {
   while (!todo.empty()) {
     Node* n = todo.back();
     const size_t before = todo.size();
-    bool wanted = runs(n) && is_end(*n);
+    bool wanted = is_end(*n);
     if (runs(n) && !wanted)
       for_each_next(*n, [&](Node& next) {
-        const auto found = known.find(&next);
-        if (found == known.end())
+        if (wanted) return;
+        if (const auto found = known.find(&next); found != known.end())
+          wanted = found->second;
+        else if (!(wanted = is_end(next)))
           todo.push_back(&next);
-        else
-          wanted |= found->second;
       });
     if (!wanted && todo.size() > before) continue;
     known[n] = wanted;

@@ -113,6 +113,23 @@ def two(x, grows, asked):
     return x * len(asked)
 
 
+def pushed_and_popped(x, grows, asked):
+    grows.append(1)
+    x = x + len(asked)
+    if grows:
+        grows.pop()
+    return x
+
+
+def test_a_list_that_is_longer_for_a_while():
+    compiled, grows, asked = kiln.compile(pushed_and_popped), [], [1]
+    for same in [False, False, True, False, True]:
+        other = grows if same else asked
+        expected = 1.0 + (1 if same else len(asked))
+        torch.testing.assert_close(compiled(torch.ones(1), grows, other), torch.full((1,), expected))
+        asked.append(1)
+
+
 def test_one_list_under_two_names():
     compiled = kiln.compile(two)
     for same in [False, False, False, True, True, False]:

@@ -174,7 +174,7 @@ def test_sizes_that_come_after_other_changes():
     settings = []
 
     def f(x):
-        return heavy(x) * len(settings)
+        return heavy(x) * len([*settings])
 
     compiled = kiln.compile(f, dynamic=False)
     with pytest.warns(UserWarning, match="recompile limit"):

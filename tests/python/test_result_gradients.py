@@ -537,7 +537,7 @@ def test_results_of_what_is_written_in_place(f, leaf, use):
         if start.requires_grad:
             start.retain_grad()  # moves on to the new value
         results = g(start, y)
-        seen.append((use(results), x.grad, y.grad, start.grad if start.requires_grad else None))
+        seen.append((use(results), x.grad, y.grad, start.grad if start.retains_grad else None))
     assert_same(*seen)
 
 
