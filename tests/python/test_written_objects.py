@@ -3,6 +3,7 @@ appended to."""
 
 import collections
 import copy
+import heapq
 import json
 import operator
 import warnings
@@ -68,7 +69,170 @@ def within(x, a, b):
     return x + len(b)
 
 
+class Words(list):
+    pass
+
+
+# What is written is put back before the call ends.
+
+
+def append_and_pop(x, a, b):
+    a.append(1)
+    y = x * sum(b)
+    a.pop()
+    return y
+
+
+def append_and_pop_unread(x, a, b):
+    a.append(1)
+    n = len(b)
+    a.pop()
+    return x * n
+
+
+def swap(x, a, b):
+    a[0], a[1] = a[1], a[0]
+    y = x * b[0]
+    a[0], a[1] = a[1], a[0]
+    return y
+
+
+def reverse(x, a, b):
+    a.reverse()
+    y = x * b[0]
+    a.reverse()
+    return y
+
+
+def extend_and_cut(x, a, b):
+    a += [4, 5]
+    y = x * b[-1]
+    del a[2:]
+    return y
+
+
+def by_bound_method(x, a, b):
+    list(map(a.append, [3, 4]))
+    y = x * sum(b)
+    a.pop()
+    a.pop()
+    return y
+
+
+def by_operator(x, a, b):
+    operator.setitem(a, 0, 7)
+    y = x * b[0]
+    operator.setitem(a, 0, 1)
+    return y
+
+
+def by_methodcaller(x, a, b):
+    operator.methodcaller("append", 9)(a)
+    y = x * b[-1]
+    operator.methodcaller("pop")(a)
+    return y
+
+
+def by_heapq(x, a, b):
+    heapq.heappush(a, 0)
+    y = x * b[0]
+    heapq.heappop(a)
+    a.sort()
+    return y
+
+
+def store_and_delete(x, a, b):
+    a["k"] = 5
+    y = x * b.get("k", 0)
+    del a["k"]
+    return y
+
+
+def update_and_pop(x, a, b):
+    a.update(k=5)
+    y = x * len(b)
+    a.pop("k")
+    return y
+
+
+def merge_and_pop(x, a, b):
+    a |= {"k": 5}
+    y = x * ("k" in b)
+    a.popitem()
+    return y
+
+
+def move_and_back(x, a, b):
+    a.move_to_end("p")
+    y = x * next(iter(b.values()))
+    a.move_to_end("p", last=False)
+    return y
+
+
+def miss_and_pop(x, a, b):
+    a["k"].append(1)
+    y = x * len(b["k"])
+    a.pop("k"), b.pop("k", None)
+    return y
+
+
+def add_and_discard(x, a, b):
+    a.add(9)
+    y = x * (9 in b)
+    a.discard(9)
+    return y
+
+
+def join_and_remove(x, a, b):
+    a |= {9}
+    y = x * len(b)
+    a.remove(9)
+    return y
+
+
+def rotate(x, a, b):
+    a.rotate(1)
+    y = x * b[0]
+    a.rotate(-1)
+    return y
+
+
+def attribute_and_back(x, a, b):
+    a.v = 5
+    y = x * b.v
+    a.v = 1
+    return y
+
+
+def attribute_of_a_list(x, a, b):
+    a.v = 5
+    y = x * getattr(b, "v", 2)
+    del a.v
+    return y
+
+
+def attribute_in_dict(x, a, b):
+    a.__dict__["v"] = 5
+    y = x * b.v
+    a.__dict__["v"] = 1
+    return y
+
+
+def attribute_in_dict_for_good(x, a, b):
+    a.__dict__["v"] = a.v + 1
+    return x * b.v
+
+
 CASES = [
+    *((f, lambda: [1, 2]) for f in (append_and_pop, append_and_pop_unread, swap, reverse, extend_and_cut)),
+    *((f, lambda: [1, 2]) for f in (by_bound_method, by_operator, by_methodcaller, by_heapq)),
+    *((f, dict) for f in (store_and_delete, update_and_pop, merge_and_pop)),
+    (move_and_back, lambda: collections.OrderedDict(p=2, q=3)),
+    (miss_and_pop, lambda: collections.defaultdict(list)),
+    *((f, lambda: {1}) for f in (add_and_discard, join_and_remove)),
+    (rotate, lambda: collections.deque([1, 2, 3])),
+    *((f, Box) for f in (attribute_and_back, attribute_in_dict, attribute_in_dict_for_good)),
+    (attribute_of_a_list, Words),
     (append, list),
     (extend, lambda: [1]),
     (item, dict),

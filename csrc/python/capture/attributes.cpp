@@ -691,6 +691,7 @@ bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
     return false;
   }
   if (!k && c != Class::Type) {
+    note_write(o);
     if (PyObject_SetAttr(o, name, value) == 0) return true;
     after_c_call(nullptr);
     return false;

@@ -350,8 +350,11 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   if (t == &_PyWeakref_RefType) return call_weakref(callable);
   if (is_lru_cache(t)) return call_cached(callable, args, nargsf, kwnames);
   if (all == 1 && !kwnames && is_getter(t)) return call_getter(callable, args[0]);
-  if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable))
-    return after_c_call(native());
+  if (method && Py_TYPE(method) == &PyWrapperDescr_Type && policy_of(method) == Policy::Pure && !find_plain(callable)) {
+    PyObject* const result = native();
+    note_writes(args, all);
+    return after_c_call(result);
+  }
   if (const py::Ref scripted = function_behind_script(callable)) {
     guard_identity(callable);
     remember_constant(scripted.get());
@@ -455,7 +458,6 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
 
 PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const size_t n = PyVectorcall_NARGS(nargsf);
-  auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
   // The arguments with the receiver in front, however it was bound.
   PyObject* self = self_of(callable);
   const bool bound = self && !PyModule_Check(self) && Py_TYPE(callable) != &PyMethodDescr_Type &&
@@ -465,6 +467,12 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     return i < n ? args[i] : nullptr;
   };
   const size_t count = n + (bound ? 1 : 0);
+  auto native = [&] {
+    PyObject* const result = PyObject_Vectorcall(callable, args, nargsf, kwnames);
+    if (bound) note_writes(&self, 1);
+    note_writes(args, count_of(nargsf, kwnames));
+    return result;
+  };
   // What a mode is given as the function where a tensor's attribute is read.
   if (count == 2 && bound && Py_TYPE(self) == &PyGetSetDescr_Type && is_named(callable, "__get__") &&
       py::is_tensor(arg(1)))
@@ -572,6 +580,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       if (PyObject* reduced = reduce_existing(callable, all.data(), count)) return reduced;
       if (PyErr_Occurred() || reads_attributes(callable, all.data(), count)) return nullptr;
       if (count == 2 && !kwnames && is_named(callable, "add") && tell_apart(all[0], all[1])) {
+        note_write(all[0]);
         if (look_up_apart(PySet_Add, all[0], all[1]) < 0) return after_c_call(nullptr);
         Py_RETURN_NONE;
       }

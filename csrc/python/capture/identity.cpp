@@ -163,6 +163,62 @@ void Machine::pin_lookup(PyObject* container, PyObject* key) {
   pin(container, /*values=*/!PyDict_Check(container));
 }
 
+bool Machine::differs(const Known& k) const {
+  PyObject *now = k.stand_in.get(), *before = k.snapshot.get();
+  if (PyTuple_Check(now) || PyFrozenSet_Check(now)) return false;
+  const auto was = [before](Py_ssize_t i, PyObject* o) { return PyList_GET_ITEM(before, i) == o; };
+  if (PyAnySet_Check(now)) {
+    std::unordered_set<PyObject*> old;  // by identity, as the keys of a dict
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before); ++i) old.insert(PyList_GET_ITEM(before, i));
+    if (static_cast<size_t>(PySet_GET_SIZE(now)) != old.size()) return true;
+    Py_ssize_t at = 0;
+    PyObject* key;
+    Py_hash_t hash;
+    while (_PySet_NextEntry(now, &at, &key, &hash))
+      if (!old.contains(key)) return true;
+    return false;
+  }
+  if (PyDict_Check(now)) {
+    const py::Ref items = base_items(now);  // before: key, value, key, value ...
+    const Py_ssize_t n = PyList_GET_SIZE(items.get());
+    if (2 * n != PyList_GET_SIZE(before)) return true;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* const pair = PyList_GET_ITEM(items.get(), i);
+      if (!was(2 * i, PyTuple_GET_ITEM(pair, 0)) || !was(2 * i + 1, PyTuple_GET_ITEM(pair, 1))) return true;
+    }
+    return false;
+  }
+  const py::Ref items = PyList_Check(now) ? py::Ref::borrow(now) : py::Ref::steal(PySequence_List(now));
+  const Py_ssize_t n = PyList_GET_SIZE(items.get());
+  if (n != PyList_GET_SIZE(before)) return true;
+  for (Py_ssize_t i = 0; i < n; ++i)
+    if (!was(i, PyList_GET_ITEM(items.get(), i))) return true;
+  return false;
+}
+
+bool Machine::was_written(const Known& k) const {
+  return k.kind == Known::Kind::Shadow &&
+         (k.written || k.touched ||
+          (PyDict_Check(k.stand_in.get()) && py311::dict_version(k.stand_in.get()) != k.version));
+}
+
+void Machine::note_write(PyObject* o) {
+  if (Known* const k = find(o)) k->touched = true;
+}
+
+void Machine::note_writes(PyObject* const* args, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    PyObject* const o = args[i];
+    if (PyCFunction_Check(o)) {  // a bound method, which C code may call
+      if (PyCFunction_GET_SELF(o) && !PyModule_Check(PyCFunction_GET_SELF(o))) note_write(PyCFunction_GET_SELF(o));
+      continue;
+    }
+    const bool dict = PyDict_Check(o) && !PyODict_Check(o);  // these have a version
+    if (dict || PyTuple_Check(o) || PyFrozenSet_Check(o) || !is_container(classify(o))) continue;
+    if (Known* const k = find(o); k && k->kind == Known::Kind::Shadow && !k->touched) k->touched = differs(*k);
+  }
+}
+
 void Machine::pin_compared(PyObject* c_callable, PyObject* const* args, size_t n) {
   if (n == 0 || !compares(name_of(c_callable))) return;
   // pop() of a sequence asks for a place; looking at all that is left each time would take the square of its size.

@@ -21,13 +21,6 @@ void Leaver::diff_dict(const Known& k) {
   py::Ref items = base_items(now);
   PyObject* before = k.snapshot.get();  // key, value, key, value ...
   const Py_ssize_t n_before = PyList_GET_SIZE(before) / 2, n = PyList_GET_SIZE(items.get());
-  bool same = n == n_before;
-  for (Py_ssize_t i = 0; same && i < n; ++i) {
-    PyObject* pair = PyList_GET_ITEM(items.get(), i);
-    same = PyTuple_GET_ITEM(pair, 0) == PyList_GET_ITEM(before, 2 * i) &&
-           PyTuple_GET_ITEM(pair, 1) == PyList_GET_ITEM(before, 2 * i + 1);
-  }
-  if (same) return;
   m.activate(const_cast<Known&>(k));
   // By identity: __hash__ and == of a stand-in are those of the object that it stands for only while the machine runs.
   std::unordered_map<PyObject*, PyObject*> old;
@@ -127,13 +120,13 @@ void Leaver::diff(Known& k) {
       value->parts.push_back(recipe(PyList_GET_ITEM(k.appended.get(), j)));
     return add(SideEffect::Kind::ExtendList, source(k.source), nullptr, value);
   }
+  if (!m.differs(k)) return;
   const py::Ref items = deque ? py::Ref::steal(PySequence_List(now)) : py::Ref();
   if (deque) now = items.get();
   if (PyList_Check(now)) {
     const Py_ssize_t size = PyList_GET_SIZE(now), old = PyList_GET_SIZE(before);
     bool longer = size >= old;
     for (Py_ssize_t j = 0; longer && j < old; ++j) longer = PyList_GET_ITEM(now, j) == PyList_GET_ITEM(before, j);
-    if (longer && size == old) return;
     const bool extends = longer && !k.active && PyList_CheckExact(k.real.get());  // what nobody looked at stays
     if (!extends) m.activate(k);
     RecipePtr value = make(Recipe::Kind::List);
@@ -143,18 +136,11 @@ void Leaver::diff(Known& k) {
   } else if (PyDict_Check(now)) {
     diff_dict(k);
   } else if (PySet_Check(now)) {
-    std::unordered_set<PyObject*> old;  // by identity, as the keys of a dict
-    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(before); ++j) old.insert(PyList_GET_ITEM(before, j));
-    std::vector<PyObject*> keys;
+    RecipePtr value = make(Recipe::Kind::Set);
     Py_ssize_t pos = 0;
     PyObject* key;
     Py_hash_t hash;
-    while (_PySet_NextEntry(now, &pos, &key, &hash)) keys.push_back(key);
-    if (keys.size() == old.size() &&
-        std::all_of(keys.begin(), keys.end(), [&](PyObject* o) { return old.contains(o); }))
-      return;
-    RecipePtr value = make(Recipe::Kind::Set);
-    for (PyObject* o : keys) value->parts.push_back(recipe(o));
+    while (_PySet_NextEntry(now, &pos, &key, &hash)) value->parts.push_back(recipe(key));
     m.activate(k);
     add(SideEffect::Kind::ReplaceSet, source(k.source), nullptr, value);
   }
@@ -173,8 +159,10 @@ void Leaver::keep_apart() {
     written[Py_TYPE(k->real.get())] |= !is_fixed(*k);
   };
   for (const Known& k : m.knowns)
-    if (k.kind == Known::Kind::Shadow && k.written) note(&k);
+    if (m.was_written(k)) note(&k);
   for (PyObject* o : m.overlay_order) note(m.find(o));
+  for (const auto& [o, shadow] : m.dict_shadows())
+    if (const Known* const k = m.find(shadow.get()); k && m.was_written(*k)) note(m.find(o));
   for (const Known& k : m.knowns) {
     const auto it = written.find(Py_TYPE(k.real.get()));
     if (k.kind == Known::Kind::Tensor || it == written.end() || (!k.active && !k.looked_up && !changed.contains(&k)))

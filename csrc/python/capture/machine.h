@@ -63,6 +63,7 @@ struct Known {
   bool active = false;     // its guard is taken
   bool read = false;       // Plain: the memory it lends is guarded by what it holds
   bool written = false;    // a shadow that differs from its original; told on leaving
+  bool touched = false;    // Shadow: was written to, and may be as before by now
   bool opened = false;     // Shadow: the lists in dicts in it are guarded, too
   bool looked_up = false;  // Shadow that is not active: some of its items are guarded
   bool whole = false;      // Shadow of a set: its elements are constants, guarded in one
@@ -73,6 +74,7 @@ struct Known {
   py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
   py::Ref appended;                                      // Shadow of a deque that nobody looked at: new items, a list
   py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
+  uint64_t version = 0;                                  // Shadow of a dict: that of the copy when it was made
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
   std::vector<py::Ref> contents;                         // Shadow: shadows and tensors among its elements
 };
@@ -233,6 +235,7 @@ class Machine {
   PyObject* load_instance_attr(PyObject* o, Known* k, PyObject* name, bool* found);
   /// The first object met that has the same __dict__ object as `o`: what is written on one shows on all.
   PyObject* dict_owner(PyObject* o);
+  const std::unordered_map<PyObject*, py::Ref>& dict_shadows() const { return dict_shadows_; }
   PyObject* instance_dict(PyObject* o);  // o.__dict__ as the program may see it
   PyObject* load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing = false);
   bool store_global(PyObject* globals, PyObject* name, PyObject* value);
@@ -613,6 +616,13 @@ class Machine {
   void pin_members(PyObject* set);
   std::unordered_set<PyObject*> told_apart;  // such sets; `alive` holds them
   bool hashes_alone = false;                 // id() is asked for by the hash of what is only told apart
+  /// Whether a shadow holds other than what it held when it was made.
+  bool differs(const Known& k) const;
+  /// Whether it was ever written to, also if what it held was put back.
+  bool was_written(const Known& k) const;
+  /// To be told of a write to `o`, and after a call of C code which may have written to its arguments.
+  void note_write(PyObject* o);
+  void note_writes(PyObject* const* args, size_t n);
   /// As pin, for the arguments (the receiver first) of a function of C, if it compares or hashes.
   void pin_compared(PyObject* c_callable, PyObject* const* args, size_t n);
   /// What object.__reduce_ex__ gives for an existing object (copy.copy, copy.deepcopy), its attributes seen; null

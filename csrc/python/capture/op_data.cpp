@@ -66,7 +66,10 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     const bool shallow = item && i == 0;      // of a container one element is asked for
     if (!m.reads(args[i], shallow ? -1 : 0)) return nullptr;
   }
-  if (changes_operand(name) && m.refuses_write(args[0])) return nullptr;
+  if (changes_operand(name)) {
+    if (m.refuses_write(args[0])) return nullptr;
+    m.note_write(args[0]);
+  }
   if (!tensor) {
     PyObject* r = f(args);
     if (item && m.refuses_view(args[0], r)) {
@@ -292,6 +295,7 @@ Flow op_store_subscr(Exec& e, int) {
 Flow op_delete_subscr(Exec& e, int) {
   if (e.m.refuses_write(e.top(1)) || !e.m.reads(e.top(0))) return Flow::Error;
   if (PyDict_Check(e.top(1))) e.m.pin_lookup(e.top(1), e.top(0));
+  e.m.note_write(e.top(1));
   if (PyObject_DelItem(e.top(1), e.top(0)) < 0) return Flow::Error;
   e.drop(2);
   return Flow::Next;

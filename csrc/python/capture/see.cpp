@@ -701,6 +701,7 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     }
     knowns[at].attributes = py::Ref::steal(PyDict_Copy(attributes.get()));
   }
+  if (PyDict_Check(copy.get())) knowns[at].version = py311::dict_version(copy.get());
   knowns[at].constants = std::move(constants);
   knowns[at].contents = std::move(inner);
   return copy.release();

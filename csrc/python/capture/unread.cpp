@@ -149,11 +149,6 @@ PyObject* Machine::length_of_unread(PyObject* container) {
   Known* k = find(container);
   if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
   k->looked_up = true;
-  // One that has other items now may have its own again when the graph ends, and would not be told apart then.
-  for (const Known& other : knowns)
-    if (&other != k && other.kind == Known::Kind::Shadow && Py_TYPE(other.real.get()) == Py_TYPE(k->real.get()) &&
-        base_size(other.stand_in.get()) != base_size(other.real.get()))
-      guard(GK::NotSame, k->source, nullptr, 0, other.source);
   const Py_ssize_t n = base_size(k->real.get()), now = base_size(container);
   const py::Ref length = py::Ref::steal(PyLong_FromSsize_t(n));
   const SourcePtr source = child(SK::Length, k->source, nullptr);
@@ -196,6 +191,7 @@ PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObje
   if (callable != (deque ? to_deque : to_list) || !may_stay_unread(container)) return nullptr;
   Known* k = find(container);
   if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
+  k->touched = true;
   if (!deque) return PyList_Append(container, item) < 0 ? nullptr : Py_NewRef(Py_None);
   // What a full deque drops is what the real one drops.
   if (!k->appended) k->appended = py::check(PyList_New(0));

@@ -566,7 +566,7 @@ std::string GuardTree::failure(const Call& call) {
     for (int id : wanted_) values.push_back(values_[id]);
     return written_apart(values.data()) ? "" : kSharedMemory;
   }
-  if (guard < 0 && node < 0) return "two tensors that were different are one";
+  if (guard < 0 && node < 0) return "two objects that were different are one";
   if (guard < 0) return nodes_[node].source->text() + " no longer exists";
   const Guard& g = guards_[guard];
   std::string text = g.text();

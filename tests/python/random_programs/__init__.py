@@ -9,6 +9,7 @@ prints each program whose compiled run differs, and how.
 
 from . import (
     arithmetic,
+    containers,
     control,
     dtypes,
     gradients,
@@ -25,6 +26,7 @@ from . import (
 
 KINDS = {
     "arithmetic": arithmetic,
+    "containers": containers,
     "control": control,
     "dtypes": dtypes,
     "gradients": gradients,
