@@ -227,10 +227,12 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     stack->back() = record_constant(*trace, data);
     return;
   }
-  if (const std::string& name = op.operator_name().name;
-      (name == "aten::item" || name == "aten::_local_scalar_dense") && is_fake(stack->back().toTensor()))
+  const std::string& called = op.operator_name().name;
+  const bool asks_truth = called == "aten::is_nonzero";  // of C code: max(), sorted()
+  if ((asks_truth || called == "aten::item" || called == "aten::_local_scalar_dense") &&
+      is_fake(stack->back().toTensor()))
     if (const auto value = trace->known_value ? trace->known_value(stack->back().toTensor()) : std::nullopt) {
-      stack->back() = *value;
+      stack->back() = asks_truth ? c10::IValue(value->toBool()) : c10::IValue(*value);
       return;
     }
   const auto& schema = op.schema();

@@ -522,6 +522,26 @@ def test_a_bool_of_a_tensor():
     check(f, (X, torch.tensor([1, 2])), (X, torch.tensor([3, 2])), graphs=1)
 
 
+LIMITS = (torch.tensor(2), torch.tensor(5)), (torch.tensor(5), torch.tensor(2)), (torch.tensor(3), torch.tensor(3))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, a, b: x * max(a, b),
+        lambda x, a, b: x * min([a + 1, b]),
+        lambda x, a, b: max(a, 3) + x,
+        lambda x, a, b: x + sorted([b, a], reverse=True)[0],
+        lambda x, a, b: x * any([a > b, b == 3]),
+        lambda x, a, b: x + sum(filter(None, [a - 3, b])),
+        lambda x, a, b: x * ([1, 3].index(b) if b == 3 else 7),
+        lambda x, a, b: nn.functional.pad(x, (a, max(a, b) - b)),
+    ],
+)
+def test_truths_that_c_code_asks_for(f):
+    check(f, *((X, *limits) for limits in LIMITS), graphs=1)
+
+
 def test_a_boolean_of_a_large_tensor_breaks():
     check(lambda x: x + 1 if (x > 0).all().item() else x - 1, (X,), (-X,), graphs=2)
 
