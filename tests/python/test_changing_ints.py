@@ -216,3 +216,90 @@ def test_switched_off():
         for i in VALUES[:5]:
             same(X * i, compiled(X, i))
     assert len(compiled._entries) == 5
+
+
+CUBE = torch.arange(120.0).reshape(8, 3, 5)
+PLACES = torch.tensor([[0, 1], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, i: x[i, 1],
+        lambda x, i: x[i, :, 0],
+        lambda x, i: x[:, i % 3],
+        lambda x, i: x[i, i % 3, :2],
+        lambda x, i: x[..., i % 5],
+        lambda x, i: x[i, ..., -1],
+        lambda x, i: x[None, i, :, None],
+        lambda x, i: x[i, 1:, i % 5],
+        lambda x, i: x[-i - 1, 0],
+        lambda x, i: x[i, PLACES],
+        lambda x, i: x[PLACES, i % 3, PLACES],
+        lambda x, i: x[PLACES, :, i % 5],
+        lambda x, i: x[:, None, i % 3, PLACES],
+    ],
+)
+def test_places_in_several_dims(use):
+    def store(x, i):
+        part = use(x, i)
+        part.mul_(2)
+        return x
+
+    values = [3, 4, 2, 7, 0, 1, 5, 6]
+    check(use, CUBE, values=values)
+    check(lambda x, i: store(x.clone(), i), CUBE, values=values, variants=None)
+    for i in values:
+        assert use(CUBE, i).stride() == kiln.compile(use)(CUBE, i).stride()
+    gradients = []
+    for f in (use, kiln.compile(use)):
+        x = CUBE.clone().requires_grad_()
+        for i in values:
+            f(x, i).pow(2).sum().backward()
+        gradients.append(x.grad)
+    same(*gradients)
+
+
+@pytest.mark.parametrize("value", [7, torch.arange(5.0)])
+def test_writes_to_places_in_several_dims(value):
+    def one(x, i):
+        x[i, 1] = value
+        return x
+
+    def steps(x, i):
+        x[:, i % 3] = value
+        x[i, PLACES[0]] *= 2
+        x[..., i % 3, 1:] += 1
+        return x
+
+    for f in (one, steps):
+        check(lambda x, i, f=f: f(x.clone(), i), CUBE, values=[3, 4, 2, 7, 0, 1, 5, 6], variants=None)
+        eager, compiled = CUBE.clone(), CUBE.clone()
+        run = kiln.compile(f)
+        for i in (3, 4, 2, 7, 0):
+            f(eager, i), run(compiled, i)
+            same(eager, compiled)
+        assert len(run._entries) <= 3
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, i: x[i, 5],
+        lambda x, i: x[i, 0, 0, 0],
+        lambda x, i: x[i + 6, 1],
+        lambda x, i: x[..., i, ...],
+        lambda x, i: x[i, "a"],
+        lambda x, i: x[i, 1.5],
+    ],
+)
+def test_places_that_are_not_there(use):
+    compiled = kiln.compile(use)
+    for i in (1, 2, 3, 4):
+        outcomes = []
+        for f in (use, compiled):
+            try:
+                outcomes.append(f(CUBE, i))
+            except (IndexError, TypeError) as e:
+                outcomes.append((type(e), str(e)))
+        same(*outcomes)

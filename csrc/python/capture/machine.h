@@ -349,6 +349,9 @@ class Machine {
   bool is_size(PyObject* o) const;
   /// Whether it is that, or a kiln._sizes.Real, a float that is computed of sizes.
   bool is_open_number(PyObject* o) const;
+  /// For a tuple with open ints: a view of `tensor`, by operators that take these, and what `tensor[index]` is in it:
+  /// an ellipsis if that is all. Null without an error for any other index.
+  py::Ref select_open(PyObject* tensor, PyObject* index);
   symbolic::Number open_number(PyObject* o) const;
   /// A function of `math` of such; null without an error for others. reals.cpp
   PyObject* call_on_reals(PyObject* callable, PyObject* const* args, size_t n);

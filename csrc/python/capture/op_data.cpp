@@ -37,6 +37,15 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     return m.call(select, given, 3, nullptr);
   }
   const std::string_view name = op;
+  if (n >= 2 && py::is_tensor(args[0]) && (name == "getitem" || name == "setitem")) {
+    const py::Ref pair = m.select_open(args[0], args[1]);
+    if (PyErr_Occurred()) return nullptr;
+    if (pair) {
+      PyObject *const view = PyTuple_GET_ITEM(pair.get(), 0), *const rest = PyTuple_GET_ITEM(pair.get(), 1);
+      PyObject* const part[] = {view, rest, n == 3 ? args[2] : nullptr};
+      return n == 2 && rest == Py_Ellipsis ? Py_NewRef(view) : operate_once(m, op, part, n, f);
+    }
+  }
   if (n == 2 && (name == "mod" ? PyUnicode_CheckExact(args[0]) && m.is_unknown(args + 1, 1)
                                : (name == "add" || name == "iadd") && (m.is_text(args[0]) || m.is_text(args[1]))))
     if (PyObject* text = m.make_text(operator_object(name == "mod" ? "mod" : "add"), args, 2); text || PyErr_Occurred())

@@ -542,6 +542,27 @@ PyObject* Machine::open_shape(PyObject* tensor, graph::Value v) {
   return sizes ? PyObject_CallOneArg(names().size_type, sizes.get()) : nullptr;
 }
 
+py::Ref Machine::select_open(PyObject* tensor, PyObject* index) {
+  if (!trace.sizes || !PyTuple_CheckExact(index) || !takes_open_sizes("select")) return {};
+  int64_t open = 0, dims = 0, ellipses = 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(index); ++i) {
+    PyObject* const o = PyTuple_GET_ITEM(index, i);
+    const bool places = py::is_tensor(o) && !aten::is_mask(THPVariable_Unpack(o).scalar_type());
+    if (!is_size(o) && !places && !PyLong_CheckExact(o) && !PySlice_Check(o) && o != Py_None && o != Py_Ellipsis)
+      return {};
+    open += is_size(o);
+    ellipses += o == Py_Ellipsis;
+    dims += o != Py_None && o != Py_Ellipsis;
+  }
+  if (!open || ellipses > 1 || dims > THPVariable_Unpack(tensor).dim()) return {};
+  static PyObject* const function = [] {
+    const py::Ref module = py::check(py::import_module("kiln._sizes"));
+    return py::check(PyObject_GetAttrString(module.get(), "select_open")).release();
+  }();
+  PyObject* const given[] = {tensor, index};
+  return py::Ref::steal(call(function, given, 2, nullptr));
+}
+
 PyObject* Machine::open_length(PyObject* o) {
   const graph::Value v = aten::inside_transform() ? graph::Value() : open_value(o);
   if (!v || THPVariable_Unpack(o).dim() == 0) return nullptr;
@@ -591,6 +612,7 @@ void Machine::note_sizes_told(PyObject* target, PyObject* const* args, size_t n,
     told = false;
   }
   // PyTorch's bindings leave out a slice that selects all, and give what is stored the shape of its place.
+  bool shapes = false;
   if (r && (name == "getitem" || name == "setitem") && n >= 2) {
     static const graph::Op slice("aten::slice.Tensor"), view("aten::view"), expand("aten::expand");
     int left = count_slices(args[1]);
@@ -599,14 +621,16 @@ void Machine::note_sizes_told(PyObject* target, PyObject* const* args, size_t n,
     told = false;
     for (auto it = nodes.rbegin(); it != nodes.rend() && fresh > 0; ++it, --fresh) {
       left -= (*it)->op == slice;
-      told |= name == "setitem" && ((*it)->op == view || (*it)->op == expand);
+      shapes |= name == "setitem" && ((*it)->op == view || (*it)->op == expand);
     }
-    told |= left > 0;
+    told = shapes || left > 0;
   }
   if (!told) return;
   const std::function<void(PyObject*, int)> note = [&](PyObject* o, int depth) {
     if (const graph::Value v = open_value(o)) {
-      trace.sizes->note_layout(v, aten::meta_of(THPVariable_Unpack(o)));
+      const at::Tensor& t = THPVariable_Unpack(o);
+      for (int64_t d = 0; shapes && d < t.dim(); ++d) trace.sizes->pin(trace.sizes->size(v, d, t.size(d)));
+      if (!shapes) trace.sizes->note_layout(v, aten::meta_of(t));
     } else if (depth < 3 && (PyTuple_Check(o) || PyList_CheckExact(o))) {
       for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i) note(PySequence_Fast_GET_ITEM(o, i), depth + 1);
     }
