@@ -1,6 +1,7 @@
 // Attributes, globals and cells: reads by path with guards, writes into overlays.
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
+#include "python/capture/sizes.h"
 #include "python/guards/checks.h"
 #include "python/pch.h"
 
@@ -424,6 +425,14 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
     if (!v && !PyErr_Occurred()) return nullptr;
     return after_c_call(v);
   };
+  // Python's symbolic ints have attributes that NumPy's have not. Operators are their own.
+  py::Ref value;
+  if (is_open_number(o) && capture::is_of_numpy(o) && PyUnicode_READ_CHAR(name, 0) != '_') {
+    value = py::Ref::steal(pinned(o));
+    if (!value) return nullptr;
+    o = value.get();
+    t = Py_TYPE(o);
+  }
   switch (classify_type(t)) {
     case Class::Module:
       return load_module_attr(o, find(o), name, missing_ok);
@@ -535,6 +544,10 @@ PyObject* Machine::load_nn_module_attr(PyObject* o, Known* k, PyObject* name, bo
 
 int Machine::load_method(PyObject* o, PyObject* name, PyObject** method) {
   const Class c = classify(o);
+  if (is_open_number(o) && capture::is_of_numpy(o)) {
+    *method = load_attr(o, name);
+    return *method ? 0 : -1;
+  }
   if (c == Class::Instance || c == Class::Function) {
     Known* k = find_plain(o);
     PyTypeObject* t = Py_TYPE(o);

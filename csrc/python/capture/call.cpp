@@ -6,6 +6,7 @@
 #include "python/capture/call_tools.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
+#include "python/capture/sizes.h"
 #include "python/capture/user_rules.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
@@ -403,8 +404,8 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
   }
   if (count_of(nargsf, kwnames) == 1 && !kwnames && is_open_number(args[0])) {
     const bool whole = is_size(args[0]);
-    if (t == &PyType_Type) return Py_NewRef(reinterpret_cast<PyObject*>(whole ? &PyLong_Type : &PyFloat_Type));
-    if (t == (whole ? &PyLong_Type : &PyFloat_Type)) return Py_NewRef(args[0]);
+    if (t == &PyType_Type) return class_of(args[0]).release();
+    if (t == (whole ? &PyLong_Type : &PyFloat_Type) && !capture::is_of_numpy(args[0])) return Py_NewRef(args[0]);
     if (t == &PyFloat_Type) return PyObject_CallMethod(args[0], "__sym_float__", nullptr);
     if (t == &PyLong_Type) return PyObject_CallMethod(args[0], "__trunc__", nullptr);
   }
@@ -586,6 +587,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       }
       pin_compared(callable, all.data(), count);
       static PyObject* is_instance = PyDict_GetItemString(PyEval_GetBuiltins(), "isinstance");
+      if (callable == is_instance && count == 2 && capture::is_of_numpy(all[0])) {
+        const int is = PyObject_IsSubclass(class_of(all[0]).get(), all[1]);
+        return after_c_call(is < 0 ? nullptr : PyBool_FromLong(is));
+      }
       if (callable == is_instance && count == 2 && py::is_tensor(all[0]) &&
           is_of_tensor_class(THPVariable_Unpack(all[0]), all[1]) == true)
         Py_RETURN_TRUE;

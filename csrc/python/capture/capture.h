@@ -65,6 +65,7 @@ struct CaptureResult {
   struct OpenInt {
     guards::SourcePtr source;
     py::Ref value;
+    bool of_numpy = false;  // the program is given np.int64
   };
   std::vector<OpenInt> open_ints;  // what `sizes` is given
   bool failed_is_asked = false;    // the graph writes to its inputs, which it must not before

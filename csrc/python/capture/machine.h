@@ -430,6 +430,10 @@ class Machine {
   PyObject* operate_on_numbers(const char* op, PyObject* const* args);
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
   std::unordered_map<std::string, py::Ref> open_ints;  // by source
+  /// Whether an open number is one of NumPy's: computed of its ints.
+  bool is_of_numpy(const symbolic::Number& n) const;
+  /// What int() makes of such a number, which is NumPy's no longer; none of some.
+  std::optional<symbolic::Expr> as_int(const symbolic::Expr& e);
   bool has_numbers = false, needed_int = false;
   std::unordered_map<std::string, py::Ref> numbers;         // by source
   std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`

@@ -9,6 +9,7 @@
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/capture/machine.h"
+#include "python/capture/sizes.h"
 #include "python/cpython/tensor.h"
 #include "python/pch.h"
 
@@ -139,6 +140,7 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
     PyObject* const of_python = *truth ? Py_True : Py_False;
     return args[3] == Py_None ? Py_NewRef(of_python) : truth_of_numpy(of_python);
   }
+  if (PyUnicode_CompareWithASCIIString(args[0], "numpy") == 0) return PyBool_FromLong(capture::is_of_numpy(args[1]));
   if (PyUnicode_CompareWithASCIIString(args[0], "text") == 0) return need_text();
   return need_values(args[1]);
 }

@@ -45,7 +45,7 @@ PyObject* reflected(PyObject* self, PyObject* o) {
 
 PyObject* whole(PyObject* self, Op op) {
   const std::optional<Real> r = as_real(self);
-  if (r && fits(Real(op, *r))) return make_size(sizes_of_capture()->whole(Real(op, *r)));
+  if (r && !is_of_numpy(self) && fits(Real(op, *r))) return make_size(sizes_of_capture()->whole(Real(op, *r)));
   const py::Ref x = py::Ref::steal(pinned(self));
   if (!x) return nullptr;
   const char* const name = op == Op::Floor   ? "__floor__"
@@ -74,14 +74,20 @@ PyObject* unary(PyObject* self, PyObject*) {
                     [](PyObject* a, PyObject*) { return op == Op::Neg ? PyNumber_Negative(a) : PyNumber_Absolute(a); });
 }
 PyObject* same(PyObject* self, PyObject*) { return Py_NewRef(self); }
-PyObject* value(PyObject* self, PyObject*) { return pinned(self); }
+PyObject* value(PyObject* self, PyObject*) {
+  const py::Ref x = py::Ref::steal(pinned(self));
+  return x ? PyNumber_Float(x.get()) : nullptr;
+}
+/// float(real)
+PyObject* as_float(PyObject* self, PyObject*) { return is_of_numpy(self) ? value(self, nullptr) : Py_NewRef(self); }
 PyObject* truth(PyObject* self, PyObject*) {
   const py::Ref zero = py::Ref::steal(PyFloat_FromDouble(0));
-  return compare_reals(self, zero.get(), Py_NE);
+  const py::Ref differs = py::Ref::steal(compare_reals(self, zero.get(), Py_NE));
+  return differs ? PyBool_FromLong(PyObject_IsTrue(differs.get())) : nullptr;
 }
 template <int op>
 PyObject* compare(PyObject* self, PyObject* o) {
-  return compare_reals(self, o, op);
+  return truth_between(self, o, compare_reals(self, o, op));
 }
 PyObject* quotient_and_rest(PyObject* self, PyObject* o) {
   if (!PyNumber_Check(o) || py::is_tensor(o)) Py_RETURN_NOTIMPLEMENTED;
@@ -119,7 +125,7 @@ PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number
 template <const char* const& name>
 PyObject* function_of(PyObject* self, PyObject*) {
   const std::string_view plain = std::string_view(name).substr(6, std::string_view(name).size() - 8);
-  const std::optional<Real> x = as_real(self);
+  const std::optional<Real> x = is_of_numpy(self) ? std::nullopt : as_real(self);
   if (x)
     if (const Real r(Real::find_function(plain), *x); fits(r)) return make_real(r);
   static PyObject* const math = py::import_module("math");
@@ -164,7 +170,7 @@ PyMethodDef methods[] = {
     {"__neg__", &unary<Op::Neg>, METH_NOARGS, nullptr},
     {"__abs__", &unary<Op::Abs>, METH_NOARGS, nullptr},
     {"__pos__", &same, METH_NOARGS, nullptr},
-    {"__sym_float__", &same, METH_NOARGS, nullptr},
+    {"__sym_float__", &as_float, METH_NOARGS, nullptr},
     {"__float__", &value, METH_NOARGS, nullptr},
     {"__int__", &rounded<Op::Trunc>, METH_NOARGS, nullptr},
     {"__sym_int__", &rounded<Op::Trunc>, METH_NOARGS, nullptr},
@@ -179,7 +185,10 @@ PyMethodDef methods[] = {
 #undef KILN_BINARY
 
 /// isinstance(real, float)
-PyObject* class_of_real(PyObject*, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(&PyFloat_Type)); }
+PyObject* class_of_real(PyObject* self, void*) {
+  if (asked_by_torch()) return Py_NewRef(reinterpret_cast<PyObject*>(&PyFloat_Type));
+  return class_of(self).release();
+}
 PyGetSetDef class_getter = {"__class__", &class_of_real, nullptr, nullptr, nullptr};
 }  // namespace
 
@@ -224,7 +233,7 @@ PyObject* real_arithmetic(Op op, PyObject* a, PyObject* b, BinaryFunction f) {
   };
   if (!is_of_python(a) || !is_of_python(b)) Py_RETURN_NOTIMPLEMENTED;
   if (const auto x = as_real(a), y = as_real(b); x && y)
-    if (const Real r(op, *x, *y); fits(r)) return make_real(r);
+    if (const Real r(op, *x, *y); fits(r) && keeps_class(a, b, r)) return make_real(r);
   return on_numbers(a, b, f);
 }
 
@@ -255,7 +264,12 @@ PyObject* Machine::call_on_reals(PyObject* callable, PyObject* const* args, size
   if (!PyCFunction_Check(callable) || PyCFunction_GET_SELF(callable) != math || n == 0 || n > 2 || !size_among(args, n))
     return nullptr;
   const std::string_view name = name_of(callable);
-  std::optional<Real> x = as_real(args[0]), y = n == 2 ? as_real(args[1]) : std::nullopt, r;
+  const auto of_python = [&](PyObject* o) -> std::optional<Real> {
+    if (!capture::is_of_numpy(o)) return as_real(o);
+    const auto whole = is_size(o) ? as_int(expr_of(o).value()) : std::nullopt;
+    return whole ? std::optional(Real(*whole)) : std::nullopt;
+  };
+  std::optional<Real> x = of_python(args[0]), y = n == 2 ? of_python(args[1]) : std::nullopt, r;
   if (!x || (n == 2 && !y)) return nullptr;
   if (name == "pow" && n == 2)
     r = Real(Op::Pow, *x, *y);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "python/capture/callables.h"
 #include "python/capture/leaver.h"
+#include "python/capture/sizes.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -269,9 +270,14 @@ RecipePtr Leaver::recipe(PyObject* o) {
   if (c == Class::Type && m.made_types.count(o)) throw NotRebuildable{"a class that the captured code made"};
   const bool slice = PySlice_Check(o) && !m.is_constant(o);  // of tensors
   if (m.is_open_number(o)) {
+    if (auto s = m.number_sources.find(o); s != m.number_sources.end()) return source(s->second);
     RecipePtr r = make(m.is_size(o) ? Recipe::Kind::Size : Recipe::Kind::Real);
     r->index = m.output_of(o);
-    return r;
+    if (!capture::is_of_numpy(o)) return r;
+    RecipePtr in_class = make(Recipe::Kind::Call);
+    in_class->object = class_of(o);
+    in_class->parts.push_back(r);
+    return in_class;
   }
   if (c == Class::Constant && !slice && PyTuple_Check(o) && m.size_among(&o, 1)) {  // a torch.Size
     RecipePtr items = make(Recipe::Kind::Tuple), r = make(Recipe::Kind::Call);

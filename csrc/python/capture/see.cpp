@@ -230,6 +230,9 @@ SourcePtr Machine::child(SK kind, const SourcePtr& base, PyObject* key, int64_t 
     case SK::Length:
       slot = guards::length(base);
       break;
+    case SK::Index:
+      slot = guards::index(base);
+      break;
     case SK::FunctionMode:
       slot = guards::function_mode(i);
       break;

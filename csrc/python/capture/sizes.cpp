@@ -73,8 +73,45 @@ PyObject* pinned(PyObject* o) {
     return nullptr;
   }
   Sizes& sizes = *capturing->trace.sizes;
-  if (Py_TYPE(o) == type_of_sizes) return PyLong_FromLongLong(sizes.pin(expr_of(o).value()));
-  return PyFloat_FromDouble(sizes.pin(as_real(o).value()).value());
+  const bool of_numpy = is_of_numpy(o);
+  const py::Ref value =
+      py::Ref::steal(Py_TYPE(o) == type_of_sizes ? PyLong_FromLongLong(sizes.pin(expr_of(o).value()))
+                                                 : PyFloat_FromDouble(sizes.pin(as_real(o).value()).value()));
+  return of_numpy && value ? PyObject_CallOneArg(class_of(o).get(), value.get()) : value.new_ref();
+}
+
+bool is_of_numpy(PyObject* o) {
+  return capturing && (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type()) &&
+         capturing->is_of_numpy(capturing->open_number(o));
+}
+
+namespace {
+PyObject* numpy_class(const char* name) {
+  return py::check(PyObject_GetAttrString(py::check(py::import_module("numpy")).get(), name)).release();
+}
+}  // namespace
+
+bool keeps_class(PyObject* a, PyObject* b, const symbolic::Number& result) {
+  return capturing->is_of_numpy(result) || !(is_of_numpy(a) || is_of_numpy(b));
+}
+
+bool asked_by_torch() { return capturing && capturing->torch_depth > 0; }
+
+py::Ref class_of(PyObject* number) {
+  static PyObject* whole = nullptr;
+  static PyObject* real = nullptr;
+  const bool size = Py_TYPE(number) == type_of_sizes;
+  if (!is_of_numpy(number)) return py::Ref::borrow(reinterpret_cast<PyObject*>(size ? &PyLong_Type : &PyFloat_Type));
+  PyObject*& known = size ? whole : real;
+  if (!known) known = numpy_class(size ? "int64" : "float64");
+  return py::Ref::borrow(known);
+}
+
+PyObject* truth_between(PyObject* a, PyObject* b, PyObject* truth) {
+  if (!truth || !PyBool_Check(truth) || !(is_of_numpy(a) || is_of_numpy(b))) return truth;
+  static PyObject* const type = numpy_class("bool_");
+  const py::Ref held = py::Ref::steal(truth);
+  return PyObject_CallOneArg(type, truth);
 }
 
 PyObject* on_numbers(PyObject* a, PyObject* b, BinaryFunction f) {
@@ -85,6 +122,8 @@ PyObject* on_numbers(PyObject* a, PyObject* b, BinaryFunction f) {
 PyObject* power_of_numbers(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
 
 PyObject* attribute_of_number(PyObject* number, PyTypeObject* type, PyObject* name) {
+  const py::Ref own = class_of(number);
+  type = reinterpret_cast<PyTypeObject*>(own.get());
   if (!_PyType_Lookup(type, name)) {
     PyErr_Format(PyExc_AttributeError, "'%s' object has no attribute %R", type->tp_name, name);
     return nullptr;
@@ -123,7 +162,7 @@ PyObject* arithmetic(PyObject* a, PyObject* b) {
       const int64_t d = capturing->trace.sizes->pin(*y);
       if (d > 0) result = sign == Sign::Div ? symbolic::floordiv(*x, d) : symbolic::mod(*x, d);
     }
-    if (result && capturing->trace.sizes->fits(*result)) return make_size(*result);
+    if (result && capturing->trace.sizes->fits(*result) && keeps_class(a, b, *result)) return make_size(*result);
   }
   return on_numbers(a, b, f);
 }
@@ -144,7 +183,8 @@ PyObject* power(PyObject* a, PyObject* b) {
     if (exponent->constant() > kMostFactors) return on_numbers(a, b, &power_of_numbers);
     Expr product(1);
     for (int64_t i = 0; i < exponent->constant(); ++i) product = product * *base;
-    return capturing->trace.sizes->fits(product) ? make_size(product) : on_numbers(a, b, &power_of_numbers);
+    return capturing->trace.sizes->fits(product) && keeps_class(a, b, product) ? make_size(product)
+                                                                               : on_numbers(a, b, &power_of_numbers);
   }
   // Whether an int's power is an int depends on an open exponent's sign.
   if (exponent || PyFloat_Check(a) || PyFloat_Check(b) || Py_TYPE(a) == real_type() || Py_TYPE(b) == real_type())
@@ -174,7 +214,7 @@ PyObject* reflected(PyObject* self, PyObject* o) {
 }
 
 template <int op>
-PyObject* compare(PyObject* self, PyObject* o) {
+PyObject* compare_ints(PyObject* self, PyObject* o) {
   const auto a = expr_of(self), b = expr_of(o);
   if (!capturing || !a || !b) return compare_reals(self, o, op);
   Sizes& sizes = *capturing->trace.sizes;
@@ -185,6 +225,11 @@ PyObject* compare(PyObject* self, PyObject* o) {
                                    : op == Py_LT || op == Py_GT ? Sizes::Relation::Less
                                                                 : Sizes::Relation::LessEqual;
   return PyBool_FromLong(sizes.decide(difference, relation));
+}
+
+template <int op>
+PyObject* compare(PyObject* self, PyObject* o) {
+  return truth_between(self, o, compare_ints<op>(self, o));
 }
 
 /// torch.sym_min and torch.sym_max.
@@ -199,23 +244,37 @@ PyObject* extreme(PyObject* self, PyObject* o) {
 
 PyObject* truth(PyObject* self, PyObject*) {
   const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
-  return compare<Py_NE>(self, zero.get());
+  return compare_ints<Py_NE>(self, zero.get());
 }
 PyObject* same(PyObject* self, PyObject*) { return Py_NewRef(self); }
-PyObject* value(PyObject* self, PyObject*) { return pinned(self); }
+/// What int(), math.floor() and the like give.
+PyObject* as_int(PyObject* self, PyObject*) {
+  if (!is_of_numpy(self)) return Py_NewRef(self);
+  const auto whole = capturing->as_int(expr_of(self).value());
+  const py::Ref n = whole ? py::Ref() : py::Ref::steal(pinned(self));
+  return whole ? make_size(*whole) : n ? PyNumber_Long(n.get()) : nullptr;
+}
+PyObject* value(PyObject* self, PyObject*) {
+  const py::Ref n = py::Ref::steal(pinned(self));
+  return n ? PyNumber_Index(n.get()) : nullptr;
+}
 PyObject* negative(PyObject* self, PyObject*) {
   const auto e = expr_of(self);
-  return capturing && e ? make_size(Expr(0) - *e)
-                        : on_numbers(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
+  return capturing && e && keeps_class(self, self, Expr(0) - *e)
+             ? make_size(Expr(0) - *e)
+             : on_numbers(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
 }
 /// float(size), and torch.sym_float().
 PyObject* to_float(PyObject* self, PyObject*) {
+  const py::Ref whole = py::Ref::steal(as_int(self, nullptr));
+  if (!whole) return nullptr;
+  self = whole.get();
   const auto r = as_real(self);
   return capturing && r && capturing->trace.sizes->hint(*r) ? make_real(*r) : PyNumber_Float(self);
 }
 PyObject* absolute(PyObject* self, PyObject*) {
   const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
-  const py::Ref below = py::Ref::steal(compare<Py_LT>(self, zero.get()));
+  const py::Ref below = py::Ref::steal(compare_ints<Py_LT>(self, zero.get()));
   return !below ? nullptr : below.get() == Py_True ? negative(self, nullptr) : Py_NewRef(self);
 }
 
@@ -258,9 +317,9 @@ PyMethodDef methods[] = {
     {"__abs__", &absolute, METH_NOARGS, nullptr},
     {"__index__", &value, METH_NOARGS, nullptr},
     {"__int__", &value, METH_NOARGS, nullptr},
-    {"__trunc__", &same, METH_NOARGS, nullptr},
-    {"__floor__", &same, METH_NOARGS, nullptr},
-    {"__ceil__", &same, METH_NOARGS, nullptr},
+    {"__trunc__", &as_int, METH_NOARGS, nullptr},
+    {"__floor__", &as_int, METH_NOARGS, nullptr},
+    {"__ceil__", &as_int, METH_NOARGS, nullptr},
     {"__sym_float__", &to_float, METH_NOARGS, nullptr},
     {"__sym_min__", &extreme<&symbolic::min>, METH_O, nullptr},
     {"__sym_max__", &extreme<&symbolic::max>, METH_O, nullptr},
@@ -268,7 +327,10 @@ PyMethodDef methods[] = {
 #undef KILN_BINARY
 
 /// isinstance(size, int)
-PyObject* class_of_size(PyObject*, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(&PyLong_Type)); }
+PyObject* class_of_size(PyObject* self, void*) {
+  if (asked_by_torch()) return Py_NewRef(reinterpret_cast<PyObject*>(&PyLong_Type));
+  return class_of(self).release();
+}
 PyGetSetDef class_getter = {"__class__", &class_of_size, nullptr, nullptr, nullptr};
 
 /// Attributes of tensors, and functions of them that give no tensor, that do not tell sizes.
@@ -480,22 +542,56 @@ graph::Value Machine::open_value(PyObject* o) {
 int64_t Machine::output_of(PyObject* number) { return trace.sizes->add_output(open_number(number)); }
 
 bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
-  if (!trace.sizes || !options.open_ints || !options.changing_numbers || !PyLong_CheckExact(o) ||
-      !guards::is_small_int(o))
+  if (!trace.sizes || !options.open_ints || !options.changing_numbers || options.changing_numbers->empty())
     return false;
+  const bool of_numpy = py::is_numpy_int(o);
+  if (!of_numpy && !PyLong_CheckExact(o)) return false;
+  const py::Ref n = py::Ref::steal(PyNumber_Index(o));
   const std::string text = source->text();
-  return options.changing_numbers->contains(text) && (!options.ints_change || options.constant_numbers.contains(text));
+  if (!guards::is_small_int(n.get()) || !options.changing_numbers->contains(text)) return false;
+  // One of Python's is first tried as a number that the graph computes with.
+  return of_numpy ? !options.for_fx : !options.ints_change || options.constant_numbers.contains(text);
 }
 
 PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
   py::Ref& size = open_ints[source->text()];
   if (!size) {
-    guard(Guard::Kind::SmallInt, source);
+    const bool of_numpy = py::is_numpy_int(o);
+    if (of_numpy)
+      guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
+    const SourcePtr whole = of_numpy ? child(guards::Source::Kind::Index, source, nullptr) : source;
+    const py::Ref n = py::Ref::steal(PyNumber_Index(o));
+    guard(Guard::Kind::SmallInt, whole);
     const auto number = static_cast<int64_t>(result.open_ints.size());
-    result.open_ints.push_back({source, py::Ref::borrow(o)});
-    size = py::Ref::steal(make_size(trace.sizes->given(number, PyLong_AsLongLong(o))));
+    result.open_ints.push_back({whole, n, of_numpy});
+    size = py::Ref::steal(make_size(trace.sizes->given(number, PyLong_AsLongLong(n.get()))));
+    if (of_numpy && size) number_sources[size.get()] = source;
   }
   return size ? size.new_ref() : nullptr;
+}
+
+bool Machine::is_of_numpy(const symbolic::Number& n) const {
+  bool found = false;
+  trace.sizes->for_each_leaf(n, [&](size_t leaf) {
+    const Sizes::Leaf& l = trace.sizes->leaves()[leaf];
+    found |= l.is_given() && result.open_ints[static_cast<size_t>(l.dim)].of_numpy;
+  });
+  return found;
+}
+
+std::optional<Expr> Machine::as_int(const Expr& e) {
+  const Expr whole = symbolic::substitute(e, [&](const symbolic::AtomNode& var, Expr& out) {
+    const Sizes::Leaf l = trace.sizes->leaves()[static_cast<size_t>(var.id)];
+    if (!l.is_given() || !result.open_ints[static_cast<size_t>(l.dim)].of_numpy) return false;
+    const CaptureResult::OpenInt given = result.open_ints[static_cast<size_t>(l.dim)];
+    auto& ints = result.open_ints;
+    auto same =
+        std::find_if(ints.begin(), ints.end(), [&](const auto& o) { return o.source == given.source && !o.of_numpy; });
+    if (same == ints.end()) same = ints.insert(ints.end(), {given.source, given.value});
+    out = trace.sizes->given(same - ints.begin(), l.hint);
+    return true;
+  });
+  return is_of_numpy(whole) ? std::nullopt : std::optional(whole);  // an int of NumPy's float stays
 }
 
 symbolic::Number Machine::open_number(PyObject* o) const {

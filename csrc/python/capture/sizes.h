@@ -24,8 +24,21 @@ std::optional<symbolic::Real> as_real(PyObject* o);
 /// The object of such a class. New references; a plain int or float if it is one.
 PyObject* make_size(const symbolic::Expr& e);
 PyObject* make_real(const symbolic::Real& r);
-/// The number itself, from now on a condition; other objects as they are. New reference.
+/// The number itself, from now on a condition, as an object of its class; other objects as they are. New reference.
 PyObject* pinned(PyObject* o);
+
+/// The class of an open number for the program: int or float, or np.int64 or np.float64 if it is one of NumPy's. New
+/// reference.
+py::Ref class_of(PyObject* number);
+/// Whether `o` is an open number of NumPy's.
+bool is_of_numpy(PyObject* o);
+/// Whether PyTorch's bindings ask for a class: they ask whether it is a number, and mean Python's.
+bool asked_by_torch();
+/// Whether `result`, of `a` and `b`, is NumPy's if one of them is. One that became a constant is computed of the
+/// values.
+bool keeps_class(PyObject* a, PyObject* b, const symbolic::Number& result);
+/// What NumPy's comparisons give, if one of the operands is its. Steals the truth that Python's give.
+PyObject* truth_between(PyObject* a, PyObject* b, PyObject* truth);
 
 using BinaryFunction = PyObject* (*)(PyObject*, PyObject*);
 /// What the numbers themselves give.

@@ -17,6 +17,11 @@ inline bool is_float(PyObject* o) {
   return PyFloat_CheckExact(o) || (PyFloat_Check(o) && std::string_view(Py_TYPE(o)->tp_name) == "numpy.float64");
 }
 
+/// Whether `o` is np.int64, which is no int.
+inline bool is_numpy_int(PyObject* o) {
+  return !PyLong_Check(o) && std::string_view(Py_TYPE(o)->tp_name) == "numpy.int64";
+}
+
 /// What a graph gets for a tensor, or, as a 0-dim tensor of float64 or int64, for a float or int that it computes with.
 /// `o` is one of these, and the int fits.
 inline at::Tensor graph_input(PyObject* o) {

@@ -65,6 +65,8 @@ std::string Source::text() const {
       return of_base() + "()";
     case Kind::Length:
       return "len(" + of_base() + ")";
+    case Kind::Index:
+      return "index(" + of_base() + ")";
     case Kind::FunctionMode:
       return "torch_function_modes()[" + std::to_string(index) + "]";
   }
@@ -145,6 +147,7 @@ SourcePtr cell_contents(SourcePtr base) { return make(Source::Kind::CellContents
 SourcePtr type_of(SourcePtr base) { return make(Source::Kind::Type, std::move(base)); }
 SourcePtr weakref(SourcePtr base) { return make(Source::Kind::WeakRef, std::move(base)); }
 SourcePtr length(SourcePtr base) { return make(Source::Kind::Length, std::move(base)); }
+SourcePtr index(SourcePtr base) { return make(Source::Kind::Index, std::move(base)); }
 SourcePtr function_mode(int64_t index) {
   auto s = make(Source::Kind::FunctionMode, nullptr);
   s->index = index;

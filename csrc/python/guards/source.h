@@ -30,6 +30,7 @@ struct Source {
     Type,          // type(base)
     WeakRef,       // base() of a weakref
     Length,        // len(base) of a list, tuple, dict, set or deque
+    Index,         // operator.index(base) of an int of NumPy's
     FunctionMode,  // the `index`-th TorchFunctionMode of this thread, the outermost first
   };
   Kind kind;
@@ -59,6 +60,7 @@ SourcePtr cell_contents(SourcePtr base);
 SourcePtr type_of(SourcePtr base);
 SourcePtr weakref(SourcePtr base);
 SourcePtr length(SourcePtr base);
+SourcePtr index(SourcePtr base);
 SourcePtr function_mode(int64_t index);
 
 }  // namespace kiln::guards

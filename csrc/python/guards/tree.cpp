@@ -260,6 +260,10 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       owned.push_back(py::Ref::steal(PyLong_FromLongLong(length)));
       return owned.back().get();
     }
+    case Source::Kind::Index:
+      if (!py::is_numpy_int(base)) return nullptr;
+      owned.push_back(py::Ref::steal(PyNumber_Index(base)));
+      return owned.back().get();
     case Source::Kind::FunctionMode:
       return py::function_mode(n.index);
   }
@@ -470,7 +474,8 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
   Owned owned;
   std::vector<Change> changed;
   const auto differ = [](PyObject* a, PyObject* b) {
-    if (PyLong_CheckExact(a) && PyLong_CheckExact(b)) return PyObject_RichCompareBool(a, b, Py_NE) == 1;
+    if ((PyLong_CheckExact(a) && PyLong_CheckExact(b)) || (py::is_numpy_int(a) && py::is_numpy_int(b)))
+      return PyObject_RichCompareBool(a, b, Py_NE) == 1;
     return py::is_float(a) && py::is_float(b) && PyFloat_AS_DOUBLE(a) != PyFloat_AS_DOUBLE(b);
   };
   const auto alike = [](PyObject* a, PyObject* b) {
