@@ -656,7 +656,9 @@ def stacked(data, dtype, device):
     """The tensor, without history, of a list of lists of numbers and of tensors of one element."""
     if type(data) in (list, tuple):
         return torch.stack([stacked(item, dtype, device) for item in data])
-    return torch.as_tensor(data, device=device).detach().to(dtype)
+    if not isinstance(data, torch.Tensor):
+        return torch.as_tensor(data, dtype=dtype, device=device)
+    return data.detach().to(device=device, dtype=dtype)
 
 
 def is_read(fill_value, options):

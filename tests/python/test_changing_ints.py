@@ -303,3 +303,12 @@ def test_places_that_are_not_there(use):
             except (IndexError, TypeError) as e:
                 outcomes.append((type(e), str(e)))
         same(*outcomes)
+
+
+def test_tensors_of_ints():
+    def f(x, i):
+        rows = torch.tensor([i % 8, 0]), torch.as_tensor([[i, 2.5], (i / 4, 1)]), torch.tensor([i, 1], dtype=torch.float64)
+        return x[rows[0]], *rows, x.repeat_interleave(i, 0)
+
+    check(f, CUBE, values=[3, 4, 2, 7, 1, 5, 6])
+    check(lambda i: torch.tensor([i / 3, 0.1], dtype=torch.float64), values=[3, 4, 2, 7, 1, 5, 6], variants=None)

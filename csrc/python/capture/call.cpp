@@ -56,6 +56,16 @@ bool takes_factor(PyObject* callable, PyObject* kwnames) {
   return PyUnicode_CompareWithASCIIString(keyword, "value") == 0 && any({"addcmul", "addcmul_", "addcdiv", "addcdiv_"});
 }
 
+/// Whether it is a list, or a tuple, of numbers of Python's, open ones among them, or of such lists.
+bool holds_numbers(PyObject* o) {
+  if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
+    PyObject** const items = PySequence_Fast_ITEMS(o);
+    return std::all_of(items, items + PySequence_Fast_GET_SIZE(o), holds_numbers);
+  }
+  const bool open = Py_TYPE(o) == size_type() || Py_TYPE(o) == real_type();
+  return open ? !is_of_numpy(o) : PyLong_CheckExact(o) || PyFloat_CheckExact(o);
+}
+
 bool is_lru_cache(PyTypeObject* t) { return strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0; }
 /// Whether C code may read the values of numbers among the arguments, without asking them for an index.
 bool converts_numbers(Policy policy) {
@@ -494,10 +504,12 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (PyObject* number = kwnames ? nullptr : call_on_reals(callable, args, n); number || PyErr_Occurred())
     return number;
   const Policy policy = policy_of(callable);
-  if (policy == Policy::TensorData && !bound && n == 1 && is_open_number(args[0]) &&
+  if (policy == Policy::TensorData && !bound && n == 1 && size_among(args, 1) &&
       (is_named(callable, "tensor") || is_named(callable, "as_tensor"))) {
-    static PyObject* const tensor_of_size = PyObject_GetAttrString(polyfills(), "tensor_of_size");
-    return call(tensor_of_size, args, n, kwnames);
+    static PyObject* const of_size = PyObject_GetAttrString(polyfills(), "tensor_of_size");
+    static PyObject* const of_list = PyObject_GetAttrString(polyfills(), "copied_tensor");
+    if (is_open_number(args[0])) return call(of_size, args, n, kwnames);
+    if (holds_numbers(args[0])) return call(of_list, args, n, kwnames);
   }
   if (const size_t all = count_of(nargsf, kwnames);
       size_among(args, all) &&

@@ -363,7 +363,7 @@ bool takes_sizes(std::string_view name) {
       "tril_", "triu_", "kthvalue", "affine_grid_generator", "slice_scatter", "select_scatter", "narrow_copy",
       "empty_strided", "new_empty_strided", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
       "replication_pad1d", "replication_pad2d", "replication_pad3d", "upsample_nearest3d", "_upsample_bilinear2d_aa",
-      "_upsample_bicubic2d_aa",
+      "_upsample_bicubic2d_aa", "repeat_interleave",
       // As numbers (Trace::size_behind).
       "add", "sub", "mul", "div", "true_divide", "divide", "multiply", "subtract", "rsub", "eq", "ne", "lt", "le", "gt",
       "ge", "where", "clamp", "clamp_min", "clamp_max", "masked_fill", "masked_fill_", "fill_", "floor_divide",
