@@ -537,9 +537,9 @@ def as_float(number):
     return number if class_of(number) is float else Number(as_operand(number), number.sources, number.nonzero)
 
 
-def as_tensor(number, dtype=None, **others):
+def as_tensor(number, dtype=None, device=None, **others):
     """torch.tensor and torch.as_tensor."""
-    if not is_number(number) or len(others) > 0:
+    if not is_number(number) or device is not None or len(others) > 0:
         specialize(first_number((number, dtype, *others.values())))
     if dtype is None:
         of_python = torch.get_default_dtype() if number.bound is None else torch.int64
@@ -630,9 +630,37 @@ ELEMENTWISE = {
     "lerp",
     "pow",
     "where",
+    "remainder",
+    "fmod",
+    "floor_divide",
 }
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 IN_PLACE = {"iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_"}
+
+
+HALVES = (torch.float16, torch.bfloat16)
+PRODUCTS = {"mul", "truediv", "div", "multiply", "divide", "true_divide"}
+SUMS = {"add", "sub", "subtract"}
+
+
+def half_result(function, name, x, number):
+    """Of a half-precision tensor and a number, in this order. ATen takes factors and divisors in float32; what it adds, and
+    compares, is rounded first."""
+    other = number.tensor.to(torch.float32)
+    if name in SUMS | COMPARISONS:
+        return function(x, other.to(x.dtype))
+    return function(x.to(torch.float32), other).to(x.dtype)
+
+
+def clamped(function, x, low=None, high=None):
+    """clamp and its like: both bounds are tensors, or none."""
+    if not x.is_floating_point():
+        specialize(first_number((low, high)))
+    bounds = [
+        bound if bound is None or isinstance(bound, torch.Tensor) else (bound.tensor if is_number(bound) else constant(bound))
+        for bound in (low, high)
+    ]
+    return function(x, *[bound if bound is None else bound.to(x.dtype) for bound in bounds])
 
 
 def binary(name, a, b):
@@ -644,11 +672,19 @@ def binary(name, a, b):
             b = b.reciprocal()
             return b * operand(a, b)
         if name in ("add", "sub", "mul") or name in COMPARISONS:
+            if b.dtype in HALVES and name in ("add", "mul"):
+                return half_result(getattr(operator, name), name, b, a)
             return getattr(operator, name)(operand(a, b), b)
+        if name == "pow" and b.is_floating_point():
+            return torch.pow(operand(a, b), b)
         specialize(a)
     if name in IN_PLACE:
         return getattr(a, IN_PLACE[name])(operand(b, a))
+    if a.dtype in HALVES and name in PRODUCTS | SUMS | COMPARISONS:
+        return half_result(getattr(operator, name), name, a, b)
     if name in ("add", "sub", "mul", "truediv") or name in COMPARISONS:
+        return getattr(operator, name)(a, operand(b, a))
+    if name in ("mod", "floordiv") and a.is_floating_point():
         return getattr(operator, name)(a, operand(b, a))
     specialize(b)
 
@@ -667,6 +703,10 @@ def call(function, args, kwargs):
         return args[0].fill_(numbers[0].tensor)
     if base == "masked_fill" and len(args) == 3 and is_number(args[2]) and args[0].is_floating_point():
         return function(args[0], args[1], args[2].tensor.to(args[0].dtype))
+    if base in ("clamp", "clip") and set(kwargs) <= {"min", "max"} and isinstance(args[0], torch.Tensor):
+        return clamped(function, args[0], *args[1:], **{{"min": "low", "max": "high"}[k]: v for k, v in kwargs.items()})
+    if base in ("clamp_min", "clamp_max") and len(args) == 2 and isinstance(args[0], torch.Tensor):
+        return clamped(lambda x, low, high: function(x, low), args[0], args[1])
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if len(tensors) == 0 or len(tensors) < len([a for a in args if not is_number(a)]):
         specialize(numbers[0])
@@ -674,6 +714,8 @@ def call(function, args, kwargs):
     if base in ("add", "sub") and len(tensors) == 2 and list(kwargs) == ["alpha"]:
         scaled = tensors[1].to(torch.result_type(first, tensors[1]))  # the type that is computed in
         return function(first, scaled * operand(kwargs["alpha"], scaled))
+    if base in ("div", "divide") and list(kwargs) == ["rounding_mode"] and first.is_floating_point() and args[0] is first:
+        return function(first, operand(numbers[0], first), **kwargs)
     if len(kwargs) > 0:  # alpha and value scale in the type of the result
         for t in tensors:
             if t.dtype != first.dtype:
@@ -685,6 +727,10 @@ def call(function, args, kwargs):
     if base == "pow" and not is_number(args[0]):  # some exponents have formulas of their own
         specialize(numbers[0])
     if base in ELEMENTWISE and len(kwargs) == 0:
+        if name in PRODUCTS | SUMS and first.dtype in HALVES and len(args) == 2 and args[0] is first:
+            return half_result(function, name, first, numbers[0])
+        if base in ("remainder", "fmod", "floor_divide") and not (args[0] is first and first.is_floating_point()):
+            specialize(numbers[0])
         if name == "where":
             first = tensors[-1]
         return function(*[operand(a, first) if is_number(a) else a for a in args])

@@ -188,7 +188,14 @@ def test_gradients_pass_by():
         lambda x, w: x[: round(w)],
         lambda x, w: torch.dropout(x, 0.5 if w else 0.25, False) * torch.full((3,), w),
         lambda x, w: x * max(w, 0.3) + min([w, 1.0]),
-        lambda x, w: x.to(torch.bfloat16) * w,
+        lambda x, w: (x.to(torch.bfloat16) * w, w * x.half() / (w + 9), x.half() + w, x.bfloat16() - w, w + x.half()),
+        lambda x, w: (x.half().mul(w), torch.add(x.half(), w), torch.div(x.half(), w + 9), x.half() > w, x.half() % 2),
+        lambda x, w: (x.clamp(-abs(w), abs(w)), x.clamp(min=w), torch.clamp(x, max=w), x.clamp(min=w, max=2.0), x.clip(0, w)),
+        lambda x, w: (x.clamp_min(w), torch.clamp_max(x, w), x.clone().clamp_(w), x.half().clamp(max=w), x.clamp(w, 0.5)),
+        lambda x, w: (x.long().clamp(max=w), x.double().clamp(min=w, max=torch.tensor(3.0))),
+        lambda x, w: (x % (w + 9), x // (w + 9), torch.fmod(x, w + 9), x.remainder(w - 9), (abs(w) + 0.1) ** x),
+        lambda x, w: (torch.div(x, w + 9, rounding_mode="floor"), torch.div(x, w - 9, rounding_mode="trunc")),
+        lambda x, w: (torch.tensor([w, 1.0, 2]), torch.tensor([[w], [0.1]], dtype=torch.float64), torch.as_tensor((w, x.sum()))),
         lambda x, w: x**w if w >= 0 else x,
         lambda x, w: x * (w % 2) + w // 2,
         lambda x, w: x * torch.tensor(w),
@@ -499,3 +506,27 @@ def test_schedules_that_fill_a_learning_rate_in_a_tensor(name):
         return losses, optimizer.param_groups[0]["lr"], list(model.parameters())
 
     assert_same(run(True), run(False), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, w: x * w + w * x / w,
+        lambda x, w: x + w - (w + x - w),
+        lambda x, w: x.clamp(-w, w) + x.clamp(min=w) + torch.clamp(x, max=w),
+        lambda x, w: x * (x > w),
+        lambda x, w: torch.tensor([w, 1.0]) * x[:, :1],
+    ],
+)
+def test_one_graph_serves_all_values(use, dtype):
+    compiled = kiln.compile(use)
+    for w in (0.3, 0.7, 0.1, 1.5, 2.25, 3.7):
+        gradients = []
+        for f in (use, compiled):
+            x = torch.linspace(-3, 3, 12).reshape(2, 6).to(dtype).requires_grad_()
+            y = f(x, w)
+            y.sum().backward()
+            gradients.append([y.detach(), x.grad])
+        compare(*gradients)
+    assert len(compiled._entries) <= 3

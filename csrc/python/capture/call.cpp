@@ -56,14 +56,15 @@ bool takes_factor(PyObject* callable, PyObject* kwnames) {
   return PyUnicode_CompareWithASCIIString(keyword, "value") == 0 && any({"addcmul", "addcmul_", "addcdiv", "addcdiv_"});
 }
 
-/// Whether it is a list, or a tuple, of numbers of Python's, open ones among them, or of such lists.
-bool holds_numbers(PyObject* o) {
+/// Whether it is a list, or a tuple, of numbers of Python's, those of the graph among them, or of such lists.
+bool holds_numbers(Machine& m, PyObject* o) {
   if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
     PyObject** const items = PySequence_Fast_ITEMS(o);
-    return std::all_of(items, items + PySequence_Fast_GET_SIZE(o), holds_numbers);
+    return std::all_of(items, items + PySequence_Fast_GET_SIZE(o), [&](PyObject* i) { return holds_numbers(m, i); });
   }
-  const bool open = Py_TYPE(o) == size_type() || Py_TYPE(o) == real_type();
-  return open ? !is_of_numpy(o) : PyLong_CheckExact(o) || PyFloat_CheckExact(o);
+  if (m.is_open_number(o)) return !is_of_numpy(o);
+  PyObject* const type = m.is_number(o) ? m.class_of_number(o) : reinterpret_cast<PyObject*>(Py_TYPE(o));
+  return type == reinterpret_cast<PyObject*>(&PyLong_Type) || type == reinterpret_cast<PyObject*>(&PyFloat_Type);
 }
 
 bool is_lru_cache(PyTypeObject* t) { return strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0; }
@@ -504,12 +505,13 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (PyObject* number = kwnames ? nullptr : call_on_reals(callable, args, n); number || PyErr_Occurred())
     return number;
   const Policy policy = policy_of(callable);
-  if (policy == Policy::TensorData && !bound && n == 1 && size_among(args, 1) &&
+  if (policy == Policy::TensorData && !bound && n == 1 &&
+      (size_among(args, 1) || (!is_number(args[0]) && number_among(args, 1, /*nested=*/true))) &&
       (is_named(callable, "tensor") || is_named(callable, "as_tensor"))) {
     static PyObject* const of_size = PyObject_GetAttrString(polyfills(), "tensor_of_size");
     static PyObject* const of_list = PyObject_GetAttrString(polyfills(), "copied_tensor");
     if (is_open_number(args[0])) return call(of_size, args, n, kwnames);
-    if (holds_numbers(args[0])) return call(of_list, args, n, kwnames);
+    if (holds_numbers(*this, args[0])) return call(of_list, args, n, kwnames);
   }
   if (const size_t all = count_of(nargsf, kwnames);
       size_among(args, all) &&
