@@ -646,21 +646,22 @@ SUMS = {"add", "sub", "subtract"}
 def half_result(function, name, x, number):
     """Of a half-precision tensor and a number, in this order. ATen takes factors and divisors in float32; what it adds, and
     compares, is rounded first."""
-    other = number.tensor.to(torch.float32)
     if name in SUMS | COMPARISONS:
-        return function(x, other.to(x.dtype))
-    return function(x.to(torch.float32), other).to(x.dtype)
+        return function(x, rounded_as(x, number.tensor))
+    return function(x.to(torch.float32), number.tensor.to(torch.float32)).to(x.dtype)
+
+
+def rounded_as(x, number):
+    """A 0-dim float64 or int64 tensor as ATen makes an element of `x` of a number."""
+    return number.to(torch.float32).to(x.dtype) if x.dtype in HALVES else number.to(x.dtype)
 
 
 def clamped(function, x, low=None, high=None):
-    """clamp and its like: both bounds are tensors, or none."""
-    if not x.is_floating_point():
+    """clamp and its like, of which one bound is a number: both are tensors then, or none."""
+    if not x.is_floating_point() or any(isinstance(bound, torch.Tensor) for bound in (low, high)):
         specialize(first_number((low, high)))
-    bounds = [
-        bound if bound is None or isinstance(bound, torch.Tensor) else (bound.tensor if is_number(bound) else constant(bound))
-        for bound in (low, high)
-    ]
-    return function(x, *[bound if bound is None else bound.to(x.dtype) for bound in bounds])
+    bounds = [b if b is None else rounded_as(x, b.tensor if is_number(b) else constant(b)) for b in (low, high)]
+    return function(x, *bounds)
 
 
 def binary(name, a, b):

@@ -28,15 +28,6 @@ constexpr const char* kItem = "item() at ";
 
 PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
 
-/// np.True_ or np.False_.
-PyObject* truth_of_numpy(PyObject* truth) {
-  static PyObject* const type = [] {
-    const py::Ref numpy = py::check(py::import_module("numpy"));
-    return py::check(PyObject_GetAttrString(numpy.get(), "bool_")).release();
-  }();
-  return PyObject_CallOneArg(type, truth);
-}
-
 /// What the element of an int tensor cannot exceed in magnitude.
 uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
   // How many of so many are true: a metric, as a rule.

@@ -107,11 +107,14 @@ py::Ref class_of(PyObject* number) {
   return py::Ref::borrow(known);
 }
 
+PyObject* truth_of_numpy(PyObject* truth) {
+  static PyObject* const type = numpy_class("bool_");
+  return PyObject_CallOneArg(type, truth);
+}
+
 PyObject* truth_between(PyObject* a, PyObject* b, PyObject* truth) {
   if (!truth || !PyBool_Check(truth) || !(is_of_numpy(a) || is_of_numpy(b))) return truth;
-  static PyObject* const type = numpy_class("bool_");
-  const py::Ref held = py::Ref::steal(truth);
-  return PyObject_CallOneArg(type, truth);
+  return truth_of_numpy(py::Ref::steal(truth).get());
 }
 
 PyObject* on_numbers(PyObject* a, PyObject* b, BinaryFunction f) {

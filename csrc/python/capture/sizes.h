@@ -37,6 +37,8 @@ bool asked_by_torch();
 /// Whether `result`, of `a` and `b`, is NumPy's if one of them is. One that became a constant is computed of the
 /// values.
 bool keeps_class(PyObject* a, PyObject* b, const symbolic::Number& result);
+/// np.True_ or np.False_.
+PyObject* truth_of_numpy(PyObject* truth);
 /// What NumPy's comparisons give, if one of the operands is its. Steals the truth that Python's give.
 PyObject* truth_between(PyObject* a, PyObject* b, PyObject* truth);
 
