@@ -315,7 +315,7 @@ def arithmetic(name, bound):
 
 def known(other, number):
     """An operand of `number`: an open size, or a float computed of such, is a number as well."""
-    if type(other) in (Size, Real) and _C._number("numpy", other):
+    if _C._number("numpy", other):
         specialize(number)
     if type(other) is Size:
         return Number(torch.full((), other, dtype=torch.int64), number.sources, bound=LARGEST_SIZE)

@@ -626,9 +626,9 @@ def tensor_of_size(data, *, dtype=None, device=None, requires_grad=False, pin_me
     """torch.tensor and torch.as_tensor of a size that is left open, or of a float that is computed of such."""
     if requires_grad or pin_memory:
         _C.graph_break()
-    if dtype is None:
-        dtype = torch.get_default_dtype() if isinstance(data, float) else torch.int64
-    return torch.full((), data, dtype=dtype, device=device)
+    if dtype is None and isinstance(data, float):
+        dtype = torch.get_default_dtype() if type(data) is float else torch.float64  # that of np.float64
+    return torch.full((), data, dtype=torch.int64 if dtype is None else dtype, device=device)
 
 
 def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):

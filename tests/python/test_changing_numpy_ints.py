@@ -49,6 +49,7 @@ def check(f, values=VALUES, variants=None):
         lambda x, i: (x * 2, [i, [i]], {"a": 1}, (i, i + 1), sum([i, i]), i and 5),
         lambda x, i: (x * 2, f"{i}", f"{i!r} {i:03d} {i + 1!r}", str(i)),
         lambda x, i: (torch.full((2,), i), torch.full((i,), 1.0), torch.tensor(i), torch.zeros(i, 2), torch.arange(i)),
+        lambda x, i: (torch.tensor(i / 2), torch.as_tensor(i * 0.5), torch.tensor(float(i)), torch.tensor(i, dtype=torch.float32)),
         lambda x, i: (x.roll(i, 0), x.narrow(0, 0, i), x[:1].expand(i, 3), x.repeat(i, 1), x.clamp(max=i)),
         lambda x, i: (torch.where(x > i, x, i), x.masked_fill(x > i, i), x.add(x, alpha=i)),
         lambda x, i: (x[:i].sum() / i, x[:i].shape, x[:i].shape[0], x.shape[0] - i),
@@ -109,13 +110,21 @@ def test_in_containers_and_attributes():
     assert len(step._entries) <= 4
 
 
-def test_with_a_float_that_changes():
-    def f(x, i, lr):
-        return x * lr * i, lr * i, i * lr, lr + i
-
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i, a: (x * a * i, a * i, i * a, a + i, i / a, a % i),
+        lambda x, i, a: (x * a, i == a, a == i, i != a, i > a, a <= i, i is a, max(i, a)),
+        lambda x, i, a: x * 2 if i == a else x * a,
+        lambda x, i, a: x * 2 if a < i / 2 else x * a,
+        lambda x, i, a: x * (int(i == a) + (i + 1 == a) + (a in (i, 7)) + [a].count(i)),
+    ],
+)
+@pytest.mark.parametrize("kind", [int, float, np.float64])
+def test_with_a_number_that_changes(f, kind):
     compiled = kiln.compile(f)
-    for i in range(1, 8):
-        same(picture(f(X, np.int64(i), i / 7)), picture(compiled(X, np.int64(i), i / 7)))
+    for i, a in ((5, 3), (2, 1), (1, 1), (2, 1), (4, 4), (3, 3), (1, 2), (2, 4)):
+        same(picture(f(X, np.int64(i), kind(a))), picture(compiled(X, np.int64(i), kind(a))))
 
 
 def test_gradients():
