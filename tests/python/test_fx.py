@@ -2,6 +2,7 @@
 
 import operator
 
+import numpy as np
 import pytest
 import torch
 from torch.fx.passes.graph_drawer import FxGraphDrawer
@@ -237,7 +238,12 @@ def objects(x):
     return torch.max(Wrapped(x)), torch.rand(2, generator=generator) + x
 
 
-PROGRAMS = [numbers_changed_in_place, types_as_dtypes, constants, objects]
+def scalars_of_numpy(x):
+    half = np.float64(0.5)
+    return x * torch.tensor([half, 1.0]), x * torch.tensor([[np.float32(2)], [half]]), torch.tensor([np.int32(1), 2]) + x
+
+
+PROGRAMS = [numbers_changed_in_place, types_as_dtypes, constants, objects, scalars_of_numpy]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "print"])

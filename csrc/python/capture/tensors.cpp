@@ -336,6 +336,15 @@ PyObject* Machine::call_new_tensor(PyObject* callable, PyObject* const* args, si
   return data ? call_ex(tensor, data.get(), given.get()) : nullptr;
 }
 
+namespace {
+/// Whether a list, or one within it, has arrays or scalars of NumPy's, which have dtypes of their own.
+bool holds_numpy(PyObject* o) {
+  if (!PyList_Check(o) && !PyTuple_Check(o)) return numpy_among(&o, 1);
+  PyObject** const items = PySequence_Fast_ITEMS(o);
+  return std::any_of(items, items + PySequence_Fast_GET_SIZE(o), holds_numpy);
+}
+}  // namespace
+
 PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const size_t n = PyVectorcall_NARGS(nargsf);
   const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
@@ -384,7 +393,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     in_rows = t.contiguous();
   }
   // An array, or a scalar of NumPy's, cannot be written into an fx graph.
-  if (all > 0 && PyObject_CheckBuffer(args[0])) torch_level_ok = false;
+  if (all > 0 && (PyObject_CheckBuffer(args[0]) || holds_numpy(args[0]))) torch_level_ok = false;
   if (!aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
   return torch_call(callable, args, n, kwnames, [&] {
