@@ -715,7 +715,12 @@ def call(function, args, kwargs):
     if base in ("add", "sub") and len(tensors) == 2 and list(kwargs) == ["alpha"]:
         scaled = tensors[1].to(torch.result_type(first, tensors[1]))  # the type that is computed in
         return function(first, scaled * operand(kwargs["alpha"], scaled))
-    if base in ("div", "divide") and list(kwargs) == ["rounding_mode"] and first.is_floating_point() and args[0] is first:
+    if (
+        base in ("div", "divide")
+        and list(kwargs) == ["rounding_mode"]
+        and first.is_floating_point()
+        and args[0] is first
+    ):
         return function(first, operand(numbers[0], first), **kwargs)
     if len(kwargs) > 0:  # alpha and value scale in the type of the result
         for t in tensors:

@@ -48,4 +48,4 @@ def select_open(tensor, index):
         else:
             tensor = torch.select(tensor, dim, i)
         dim = len(rest)
-    return tensor, tuple(rest) if any([isinstance(i, torch.Tensor) for i in rest]) else Ellipsis
+    return tensor, tuple(rest) if any(isinstance(i, torch.Tensor) for i in rest) else Ellipsis

@@ -307,7 +307,11 @@ def test_places_that_are_not_there(use):
 
 def test_tensors_of_ints():
     def f(x, i):
-        rows = torch.tensor([i % 8, 0]), torch.as_tensor([[i, 2.5], (i / 4, 1)]), torch.tensor([i, 1], dtype=torch.float64)
+        rows = (
+            torch.tensor([i % 8, 0]),
+            torch.as_tensor([[i, 2.5], (i / 4, 1)]),
+            torch.tensor([i, 1], dtype=torch.float64),
+        )
         return x[rows[0]], *rows, x.repeat_interleave(i, 0)
 
     check(f, CUBE, values=[3, 4, 2, 7, 1, 5, 6])

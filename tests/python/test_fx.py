@@ -240,7 +240,11 @@ def objects(x):
 
 def scalars_of_numpy(x):
     half = np.float64(0.5)
-    return x * torch.tensor([half, 1.0]), x * torch.tensor([[np.float32(2)], [half]]), torch.tensor([np.int32(1), 2]) + x
+    return (
+        x * torch.tensor([half, 1.0]),
+        x * torch.tensor([[np.float32(2)], [half]]),
+        torch.tensor([np.int32(1), 2]) + x,
+    )
 
 
 PROGRAMS = [numbers_changed_in_place, types_as_dtypes, constants, objects, scalars_of_numpy]

@@ -70,7 +70,15 @@ def run(seed):
     x, y = torch.randn(4, 5, generator=g), torch.randn(4, 5, generator=g)
     for call in range(7):
         a, b = r.choice([0.25, 0.5, 1.5, 2.25, -0.75]), r.choice([0.5, 1.25, 3.0])
-        args = (x, y, whole(r.randint(0, 6)), other(r.randint(1, 4)), real(a), real(b), [r.randint(0, 2)] * r.randint(1, 3))
+        args = (
+            x,
+            y,
+            whole(r.randint(0, 6)),
+            other(r.randint(1, 4)),
+            real(a),
+            real(b),
+            [r.randint(0, 2)] * r.randint(1, 3),
+        )
         with np.errstate(all="ignore"):
             expected, actual = [shown(outcome(f, args, {})[0]) for f in (function, compiled)]
         text = difference(expected, actual, rtol=2e-3, atol=2e-3, path=f"call {call}")
