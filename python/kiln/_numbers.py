@@ -597,14 +597,16 @@ FUNCTIONS = {
 }
 
 
-def operand(number, tensor):
-    """`number` as the tensor that, with `tensor` as the other operand, gives what the float or int would give: in the type
-    that it is converted to."""
+def operand(number, tensor, name=""):
+    """`number` as the tensor that, with `tensor` as the other operand of the operator `name`, gives what the float or int
+    would give: in the type that it is converted to."""
     dtype = tensor.dtype
     if dtype is torch.float64 or dtype is torch.complex128:
         return as_operand(number)
     if dtype is torch.float32 or dtype is torch.complex64:
         return number.tensor.to(torch.float32)
+    if dtype in HALVES and name in SUMS | COMPARISONS:  # what is added, or compared, is rounded first
+        return rounded_as(tensor, number.tensor)
     if dtype.is_floating_point or dtype.is_complex:  # half precision computes with more digits than it stores
         specialize(number)
     if number.bound is None:
@@ -643,11 +645,8 @@ PRODUCTS = {"mul", "truediv", "div", "multiply", "divide", "true_divide"}
 SUMS = {"add", "sub", "subtract"}
 
 
-def half_result(function, name, x, number):
-    """Of a half-precision tensor and a number, in this order. ATen takes factors and divisors in float32; what it adds, and
-    compares, is rounded first."""
-    if name in SUMS | COMPARISONS:
-        return function(x, rounded_as(x, number.tensor))
+def half_product(function, x, number):
+    """A half-precision tensor times, or over, a number: ATen takes factors and divisors in float32."""
     return function(x.to(torch.float32), number.tensor.to(torch.float32)).to(x.dtype)
 
 
@@ -673,18 +672,18 @@ def binary(name, a, b):
             b = b.reciprocal()
             return b * operand(a, b)
         if name in ("add", "sub", "mul") or name in COMPARISONS:
-            if b.dtype in HALVES and name in ("add", "mul"):
-                return half_result(getattr(operator, name), name, b, a)
-            return getattr(operator, name)(operand(a, b), b)
+            if b.dtype in HALVES and name == "mul":
+                return half_product(operator.mul, b, a)
+            return getattr(operator, name)(operand(a, b, name), b)
         if name == "pow" and b.is_floating_point():
             return torch.pow(operand(a, b), b)
         specialize(a)
     if name in IN_PLACE:
         return getattr(a, IN_PLACE[name])(operand(b, a))
-    if a.dtype in HALVES and name in PRODUCTS | SUMS | COMPARISONS:
-        return half_result(getattr(operator, name), name, a, b)
+    if a.dtype in HALVES and name in PRODUCTS:
+        return half_product(getattr(operator, name), a, b)
     if name in ("add", "sub", "mul", "truediv") or name in COMPARISONS:
-        return getattr(operator, name)(a, operand(b, a))
+        return getattr(operator, name)(a, operand(b, a, name))
     if name in ("mod", "floordiv") and a.is_floating_point():
         return getattr(operator, name)(a, operand(b, a))
     specialize(b)
@@ -733,13 +732,13 @@ def call(function, args, kwargs):
     if base == "pow" and not is_number(args[0]):  # some exponents have formulas of their own
         specialize(numbers[0])
     if base in ELEMENTWISE and len(kwargs) == 0:
-        if name in PRODUCTS | SUMS and first.dtype in HALVES and len(args) == 2 and args[0] is first:
-            return half_result(function, name, first, numbers[0])
+        if name in PRODUCTS and first.dtype in HALVES and len(args) == 2 and args[0] is first:
+            return half_product(function, first, numbers[0])
         if base in ("remainder", "fmod", "floor_divide") and not (args[0] is first and first.is_floating_point()):
             specialize(numbers[0])
         if name == "where":
             first = tensors[-1]
-        return function(*[operand(a, first) if is_number(a) else a for a in args])
+        return function(*[operand(a, first, name) if is_number(a) else a for a in args])
     specialize(numbers[0])
 
 

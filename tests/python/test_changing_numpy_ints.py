@@ -3,7 +3,6 @@ on, of NumPy's classes and with NumPy's arithmetic."""
 
 import math
 import numbers
-import operator
 
 import numpy as np
 import pytest
@@ -53,7 +52,7 @@ def check(f, values=VALUES, variants=None):
         lambda x, i: (x.roll(i, 0), x.narrow(0, 0, i), x[:1].expand(i, 3), x.repeat(i, 1), x.clamp(max=i)),
         lambda x, i: (torch.where(x > i, x, i), x.masked_fill(x > i, i), x.add(x, alpha=i)),
         lambda x, i: (x[:i].sum() / i, x[:i].shape, x[:i].shape[0], x.shape[0] - i),
-        lambda x, i: (x * 2, operator.index(i) if False else int(i), i is i, not i),
+        lambda x, i: (x * 2, int(i), i is i, not i),
     ],
 )  # fmt: skip
 def test_one_graph_serves_all(use):

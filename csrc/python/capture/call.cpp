@@ -58,13 +58,11 @@ bool takes_factor(PyObject* callable, PyObject* kwnames) {
 
 /// Whether it is a list, or a tuple, of numbers of Python's, those of the graph among them, or of such lists.
 bool holds_numbers(Machine& m, PyObject* o) {
-  if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
-    PyObject** const items = PySequence_Fast_ITEMS(o);
-    return std::all_of(items, items + PySequence_Fast_GET_SIZE(o), [&](PyObject* i) { return holds_numbers(m, i); });
-  }
-  if (m.is_open_number(o)) return !is_of_numpy(o);
-  PyObject* const type = m.is_number(o) ? m.class_of_number(o) : reinterpret_cast<PyObject*>(Py_TYPE(o));
-  return type == reinterpret_cast<PyObject*>(&PyLong_Type) || type == reinterpret_cast<PyObject*>(&PyFloat_Type);
+  return !any_within(o, [&](PyObject* i) {
+    if (m.is_open_number(i)) return is_of_numpy(i);
+    PyObject* const type = m.is_number(i) ? m.class_of_number(i) : reinterpret_cast<PyObject*>(Py_TYPE(i));
+    return type != reinterpret_cast<PyObject*>(&PyLong_Type) && type != reinterpret_cast<PyObject*>(&PyFloat_Type);
+  });
 }
 
 bool is_lru_cache(PyTypeObject* t) { return strcmp(t->tp_name, "functools._lru_cache_wrapper") == 0; }

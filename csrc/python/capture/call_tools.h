@@ -1,6 +1,7 @@
 #pragma once
 #include <Python.h>
 
+#include <algorithm>
 #include <string>
 
 namespace kiln::capture {
@@ -15,5 +16,13 @@ inline size_t count_of(size_t nargsf, PyObject* kwnames) {
 
 /// Whether one of the arguments is a scalar or an array of NumPy's, which takes a stand-in for an object of Python's.
 bool numpy_among(PyObject* const* args, size_t n);
+
+/// Whether `is` holds for `o`, or for what a list or tuple has among its items and those of the lists in it.
+template <class Is>
+bool any_within(PyObject* o, const Is& is) {
+  if (!PyList_Check(o) && !PyTuple_Check(o)) return is(o);
+  PyObject** const items = PySequence_Fast_ITEMS(o);
+  return std::any_of(items, items + PySequence_Fast_GET_SIZE(o), [&](PyObject* i) { return any_within(i, is); });
+}
 
 }  // namespace kiln::capture

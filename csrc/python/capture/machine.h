@@ -17,6 +17,7 @@
 #include "aten/transforms.h"
 #include "joint/marks.h"
 #include "python/capture/capture.h"
+#include "python/capture/known.h"
 #include "python/capture/lru_cache.h"
 #include "python/cpython/function_modes.h"
 #include "python/cpython/py311.h"
@@ -28,70 +29,16 @@
 // break is the exception `graph_break_type()`, which no user handler sees.
 namespace kiln::capture {
 
-using guards::Guard;
-using guards::SourcePtr;
-
-/// What reading an object means, by its exact type.
-enum class Class : uint8_t {
-  Constant,   // immutable and compared by value: int, str, dtype, ...
-  Singleton,  // immutable and compared by identity: None, True, ..., builtin functions, types, modules
-  Tuple,
-  List,
-  Dict,
-  Set,
-  FrozenSet,
-  OrderedDict,
-  DefaultDict,
-  Deque,
-  Tensor,
-  Function,
-  Method,
-  Module,
-  Type,
-  Instance,  // everything else
-};
 /// Appends the tensors of a tuple or list, undefined ones for None; false if it holds anything else, or is neither.
 bool tensors_of(PyObject* o, std::vector<at::Tensor>* out);
 /// Whether one of `tensors` is `t` or, as autograd has it, a view of it.
 bool has_or_views(const std::vector<at::Tensor>& tensors, const at::Tensor& t);
-inline bool is_container(Class c) { return c >= Class::Tuple && c <= Class::Deque; }
-
-/// An object that existed before the call, or its stand-in.
-struct Known {
-  enum class Kind : uint8_t { Plain, Tensor, Shadow, Proxy };
-  Kind kind = Kind::Plain;
-  bool active = false;     // its guard is taken
-  bool read = false;       // Plain: the memory it lends is guarded by what it holds
-  bool written = false;    // a shadow that differs from its original; told on leaving
-  bool touched = false;    // Shadow: was written to, and may be as before by now
-  bool opened = false;     // Shadow: the lists in dicts in it are guarded, too
-  bool looked_up = false;  // Shadow that is not active: some of its items are guarded
-  bool whole = false;      // Shadow of a set: its elements are constants, guarded in one
-  bool alike = false;      // Plain: a function for which others of the same code may stand
-  SourcePtr source;
-  py::Ref real;
-  py::Ref stand_in;                                      // equals `real` for Plain; Proxy: one of the dict's shadow
-  py::Ref snapshot;                                      // Shadow: what the copy held when it was made, as a list
-  py::Ref appended;                                      // Shadow of a deque that nobody looked at: new items, a list
-  py::Ref attributes;                                    // Shadow: what its __dict__ held then, null if it has none
-  uint64_t version = 0;                                  // Shadow of a dict: that of the copy when it was made
-  std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
-  std::vector<py::Ref> contents;                         // Shadow: shadows and tensors among its elements
-};
-
 /// What may be computed a second time to learn a condition.
 enum class Reach : uint8_t {
   Small,  // single elements, and small tensors of integers
   Masks,  // also what only compares larger ones, element by element, as is done to find out what a mask is for; sums
           // of floats are a model's work
   Constants,  // any small tensors, and comparisons of larger ones, if no input is among them
-};
-
-/// Writes to attributes of existing objects: name -> value, null for deleted.
-struct Overlay {
-  py::Ref object;
-  std::vector<std::pair<py::Ref, py::Ref>> entries;
-  py::Ref* find(PyObject* name);
 };
 
 /// A parameter or buffer, read from its module.
@@ -431,7 +378,7 @@ class Machine {
   PyObject* call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
   std::unordered_map<std::string, py::Ref> open_ints;  // by source
   /// Whether an open number is one of NumPy's: computed of its ints.
-  bool is_of_numpy(const symbolic::Number& n) const;
+  bool computed_of_numpy(const symbolic::Number& n) const;
   /// What int() makes of such a number, which is NumPy's no longer; none of some.
   std::optional<symbolic::Expr> as_int(const symbolic::Expr& e);
   bool has_numbers = false, needed_int = false;
@@ -866,8 +813,8 @@ class Machine {
   std::unordered_map<PyTypeObject*, Class> classes_;
   std::unordered_map<PyTypeObject*, CState> c_states_;
   Conditions eager_conditions_, branches_;
-  std::vector<std::pair<graph::Value, bool>> assertions_;      // 0-dim bools, each with the truth that fails
-  std::unordered_map<const graph::Node*, size_t> node_order_;  // of the trace's nodes so far
+  std::vector<std::pair<graph::Value, bool>> assertions_;  // 0-dim bools, each with the truth that fails
+  std::unordered_map<const graph::Node*, size_t> node_order_;                  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
   bool changes_ = false;  // whether one of them changes what existed before
   bool acts_ = false;     // whether one of them does what cannot be put off: an operator that nobody knows

@@ -119,7 +119,7 @@ PyGetSetDef value_methods[] = {KILN_METHOD("is_integer"), KILN_METHOD("as_intege
                                KILN_METHOD("hex")};
 #undef KILN_METHOD
 
-PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number(self, &PyFloat_Type, name); }
+PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number(self, name); }
 
 /// torch.sym_sqrt and its like.
 template <const char* const& name>

@@ -82,7 +82,7 @@ PyObject* pinned(PyObject* o) {
 
 bool is_of_numpy(PyObject* o) {
   return capturing && (Py_TYPE(o) == type_of_sizes || Py_TYPE(o) == real_type()) &&
-         capturing->is_of_numpy(capturing->open_number(o));
+         capturing->computed_of_numpy(capturing->open_number(o));
 }
 
 namespace {
@@ -92,7 +92,7 @@ PyObject* numpy_class(const char* name) {
 }  // namespace
 
 bool keeps_class(PyObject* a, PyObject* b, const symbolic::Number& result) {
-  return capturing->is_of_numpy(result) || !(is_of_numpy(a) || is_of_numpy(b));
+  return capturing->computed_of_numpy(result) || !(is_of_numpy(a) || is_of_numpy(b));
 }
 
 bool asked_by_torch() { return capturing && capturing->torch_depth > 0; }
@@ -124,9 +124,9 @@ PyObject* on_numbers(PyObject* a, PyObject* b, BinaryFunction f) {
 
 PyObject* power_of_numbers(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
 
-PyObject* attribute_of_number(PyObject* number, PyTypeObject* type, PyObject* name) {
+PyObject* attribute_of_number(PyObject* number, PyObject* name) {
   const py::Ref own = class_of(number);
-  type = reinterpret_cast<PyTypeObject*>(own.get());
+  auto* const type = reinterpret_cast<PyTypeObject*>(own.get());
   if (!_PyType_Lookup(type, name)) {
     PyErr_Format(PyExc_AttributeError, "'%s' object has no attribute %R", type->tp_name, name);
     return nullptr;
@@ -204,7 +204,7 @@ PyObject* power_of(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   return modulus ? PyNumber_Power(base.get(), exponent.get(), modulus.get()) : nullptr;
 }
 /// What else an int has.
-PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number(self, &PyLong_Type, name); }
+PyObject* attribute(PyObject* self, PyObject* name) { return attribute_of_number(self, name); }
 
 template <PyObject* (*f)(PyObject*, PyObject*)>
 PyObject* forward(PyObject* self, PyObject* o) {
@@ -263,9 +263,8 @@ PyObject* value(PyObject* self, PyObject*) {
 }
 PyObject* negative(PyObject* self, PyObject*) {
   const auto e = expr_of(self);
-  return capturing && e && keeps_class(self, self, Expr(0) - *e)
-             ? make_size(Expr(0) - *e)
-             : on_numbers(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
+  return capturing && e ? make_size(Expr(0) - *e)
+                        : on_numbers(self, self, [](PyObject* a, PyObject*) { return PyNumber_Negative(a); });
 }
 /// float(size), and torch.sym_float().
 PyObject* to_float(PyObject* self, PyObject*) {
@@ -573,7 +572,7 @@ PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
   return size ? size.new_ref() : nullptr;
 }
 
-bool Machine::is_of_numpy(const symbolic::Number& n) const {
+bool Machine::computed_of_numpy(const symbolic::Number& n) const {
   bool found = false;
   trace.sizes->for_each_leaf(n, [&](size_t leaf) {
     const Sizes::Leaf& l = trace.sizes->leaves()[leaf];
@@ -594,7 +593,7 @@ std::optional<Expr> Machine::as_int(const Expr& e) {
     out = trace.sizes->given(same - ints.begin(), l.hint);
     return true;
   });
-  return is_of_numpy(whole) ? std::nullopt : std::optional(whole);  // an int of NumPy's float stays
+  return computed_of_numpy(whole) ? std::nullopt : std::optional(whole);  // an int of NumPy's float stays
 }
 
 symbolic::Number Machine::open_number(PyObject* o) const {

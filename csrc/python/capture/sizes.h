@@ -57,8 +57,8 @@ PyObject* method_of_number(PyObject* self, PyObject* args) {
 #define KILN_METHOD_OF_NUMBER(id)           \
   const char* const k_##id = "__" #id "__"; \
   PyMethodDef m_##id = {k_##id, &method_of_number<k_##id>, METH_VARARGS, nullptr};
-/// An attribute that `type`, a builtin class, has and the open number has not.
-PyObject* attribute_of_number(PyObject* number, PyTypeObject* type, PyObject* name);
+/// An attribute that the number's class for the program has, and the open number has not.
+PyObject* attribute_of_number(PyObject* number, PyObject* name);
 
 /// Python's operator `op`, which `f` is, between two numbers of which one is open; NotImplemented for others.
 PyObject* real_arithmetic(symbolic::Real::Op op, PyObject* a, PyObject* b, BinaryFunction f);

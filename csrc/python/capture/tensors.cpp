@@ -339,9 +339,7 @@ PyObject* Machine::call_new_tensor(PyObject* callable, PyObject* const* args, si
 namespace {
 /// Whether a list, or one within it, has arrays or scalars of NumPy's, which have dtypes of their own.
 bool holds_numpy(PyObject* o) {
-  if (!PyList_Check(o) && !PyTuple_Check(o)) return numpy_among(&o, 1);
-  PyObject** const items = PySequence_Fast_ITEMS(o);
-  return std::any_of(items, items + PySequence_Fast_GET_SIZE(o), holds_numpy);
+  return any_within(o, [](PyObject* i) { return numpy_among(&i, 1); });
 }
 }  // namespace
 
