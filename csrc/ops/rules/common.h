@@ -65,10 +65,12 @@ int64_t product(const Ints& v, size_t from = 0);
 /// One int for each of n spatial dims, from a list of one or n ints.
 Ints expand_param(const Arg& a, size_t n, const Ints& absent = {});
 
-/// Strides, kernel sizes and the like, which rules divide by: what is not positive is left to eager, which refuses it.
-inline void decline_unless_positive(const Ints& values) {
+/// Strides, kernel sizes and the like, which rules divide by: what is not positive, or of which two have a product that
+/// wraps, is left to eager, which refuses it.
+inline void decline_unless_usable(const Ints& values) {
+  constexpr int64_t kMost = int64_t{1} << 31;
   for (int64_t v : values)
-    if (v <= 0) throw Unsupported("a window parameter that is not positive");
+    if (v <= 0 || v > kMost) throw Unsupported("a stride, dilation or size of " + std::to_string(v));
 }
 
 inline Metas one(TensorMeta t) {

@@ -17,9 +17,9 @@ Window window(Args args, size_t from, size_t spatial) {
   w.transposed = args[from + 3].to_bool();
   w.output_padding = expand_param(args[from + 4], spatial, {0});
   w.groups = args[from + 5].to_int();
-  decline_unless_positive(w.stride);
-  decline_unless_positive(w.dilation);
-  decline_unless_positive({w.groups});
+  decline_unless_usable(w.stride);
+  decline_unless_usable(w.dilation);
+  decline_unless_usable({w.groups});
   return w;
 }
 

@@ -360,7 +360,7 @@ Metas pixel_shuffle(const OpInfo&, Args args) {
   if (n < 3)
     shape_error("pixel_shuffle expects input to have at least 3 dimensions, but got input with " + std::to_string(n) +
                 " dimension(s)");
-  if (r <= 0 || sizes[n - 3] % (r * r))
+  if (r <= 0 || r > std::max<int64_t>(sizes[n - 3], 1) || sizes[n - 3] % (r * r))  // r * r fits
     throw Unsupported("pixel_shuffle with a factor that does not divide the channels");
   sizes[n - 3] /= r * r;
   sizes[n - 2] *= r;

@@ -59,8 +59,17 @@ Metas border_pad(const OpInfo&, Args args) {
 Metas formatted_like_second(const OpInfo& info, Args args);
 /// zeros of the sizes in argument 1: slice_backward and its kin.
 Metas zeros_of_sizes(const OpInfo& info, Args args);
-/// slice_scatter and its kin: a copy of self.
+/// as_strided_scatter: a copy of self.
 Metas scatter_into(const OpInfo& info, Args args);
+/// slice_scatter and its kin, (self, src, ...), where `Part` is the rule of the view (self, ...) that src takes the
+/// place of: it raises for dims and indices that self has not.
+template <Metas (*Part)(const OpInfo&, Args)>
+Metas scatter_into_part(const OpInfo& info, Args args) {
+  std::vector<Arg> of_part(args.begin(), args.end());
+  of_part.erase(of_part.begin() + 1);
+  Part(info, of_part);
+  return scatter_into(info, args);
+}
 Metas pixel_shuffle(const OpInfo& info, Args args);
 Metas pixel_unshuffle(const OpInfo& info, Args args);
 Metas channel_shuffle(const OpInfo& info, Args args);

@@ -118,7 +118,7 @@ Metas layer_norm_backward(const OpInfo&, Args args) {
 
 Metas group_norm(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
-  decline_unless_positive({args[6].to_int()});
+  decline_unless_usable({args[6].to_int()});
   const TensorMeta stat = contiguous(t, {args[3].to_int(), args[6].to_int()}, stat_dtype(t, maybe_tensor(args, 1)));
   return many(formatted(t, t.sizes, suggest_format(t)), stat, stat);
 }

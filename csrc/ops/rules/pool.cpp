@@ -6,7 +6,7 @@ namespace {
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
 int64_t pooled(int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation, bool ceil_mode) {
-  decline_unless_positive({kernel, stride, dilation});
+  decline_unless_usable({kernel, stride, dilation});
   if (pad < 0) shape_error("pad must be non-negative, but got pad: " + std::to_string(pad));
   if (pad > ((kernel - 1) * dilation + 1) / 2)
     shape_error("pad should be at most half of effective kernel size, but got pad=" + std::to_string(pad) +
@@ -145,7 +145,7 @@ Metas im2col(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints k = expand_param(args[1], 2), d = expand_param(args[2], 2), p = expand_param(args[3], 2),
              s = expand_param(args[4], 2);
-  for (const Ints& v : {k, d, s}) decline_unless_positive(v);
+  for (const Ints& v : {k, d, s}) decline_unless_usable(v);
   if (t.dim() != 3 && t.dim() != 4) throw Unsupported("im2col of another rank");
   const size_t c = t.sizes.size() - 3;
   Ints sizes(t.sizes.begin(), t.sizes.begin() + static_cast<int64_t>(c));
@@ -159,7 +159,7 @@ Metas im2col(const OpInfo&, Args args) {
 Metas col2im(const OpInfo&, Args args) {
   const TensorMeta& t = tensor(args, 0);
   const Ints out = expand_param(args[1], 2), k = expand_param(args[2], 2);
-  decline_unless_positive(k);
+  decline_unless_usable(k);
   if (t.dim() != 2 && t.dim() != 3) throw Unsupported("col2im of another rank");
   const size_t c = t.sizes.size() - 2;
   Ints sizes(t.sizes.begin(), t.sizes.begin() + static_cast<int64_t>(c));
