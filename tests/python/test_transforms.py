@@ -451,3 +451,16 @@ def test_a_break_within_a_dual_level():
     check(f, X, X.cos())
     check(nested, X, X.cos())
     assert forward_ad._current_level == -1
+
+
+def test_a_dual_level_in_inference_mode_ends():
+    def f(x):
+        with torch.inference_mode():
+            t = x * 2
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(t, x)
+                dual += 1
+                return t
+
+    check(f, torch.ones(2))
+    assert torch._C._functorch.peek_interpreter_stack() is None

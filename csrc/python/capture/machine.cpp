@@ -456,6 +456,7 @@ CaptureResult Machine::run() {
     aten::Recording recording(trace);
     const auto leave_inference = c10::make_scope_exit([this] {
       inference_stays = done && !inference_modes.empty();
+      if (aten::inside_transform()) leave_transforms();  // the modes' end would hide the levels entered in them
       while (!inference_modes.empty()) inference_modes.pop_back();
     });
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
