@@ -369,3 +369,17 @@ def test_a_handle_that_outlives_the_captured_part():
             assert isinstance(handle, torch.utils.hooks.RemovableHandle)
             handle.remove()
     assert not difference([p.grad for p in a.parameters()], [p.grad for p in b.parameters()], 1e-5, 1e-6)
+
+
+def test_the_table_of_hooks_is_the_tensors_own():
+    def f(x):
+        y = x * 2
+        y._backward_hooks = {}
+        return y, y._backward_hooks, x._backward_hooks
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: g * 2)
+    y, own, of_input = kiln.compile(f)(x)
+    assert own == {} and len(of_input) == 1
+    y.sum().backward()
+    assert x.grad.tolist() == [4, 4]

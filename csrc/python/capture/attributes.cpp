@@ -603,8 +603,8 @@ PyObject* Machine::load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok
     if (py::Ref* v = written->second.find(name); v && *v) return v->new_ref();
   if (PyUnicode_Compare(name, names().grad) == 0) return load_grad(o);
   if (PyUnicode_Compare(name, names().dict) == 0) return instance_dict(o);
-  // What no guard looks at: how often it was written to, and what it is a view of.
-  for (const char* unseen : {"_version", "_base"})
+  // What no guard looks at: how often it was written to, what it is a view of, and its place in autograd's graph.
+  for (const char* unseen : {"_version", "_base", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks"})
     if (PyUnicode_CompareWithASCIIString(name, unseen) == 0)
       return graph_break("tensor-internals", std::string("reading a tensor's ") + unseen);
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
