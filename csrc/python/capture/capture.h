@@ -71,11 +71,21 @@ struct CaptureResult {
   bool failed_is_asked = false;    // the graph writes to its inputs, which it must not before
 };
 
+/// For a value of a traced graph, the node whose result's memory it may share; its own if that is fresh. An operator
+/// that is not in the table may return its argument, whatever its schema says. Keeps the answers: what loops write in
+/// place are long chains.
+class Bases {
+ public:
+  graph::Node* of(graph::Value v);
+
+ private:
+  std::unordered_map<const graph::Node*, graph::Node*> known_;
+};
 /// Whether the call writes to memory of which `counts` says so, by the node that made it. Schemas do not tell of batch
 /// norms' statistics.
-bool writes_to(const graph::Node& n, const std::function<bool(const graph::Node*)>& counts);
+bool writes_to(const graph::Node& n, Bases& bases, const std::function<bool(const graph::Node*)>& counts);
 /// Whether the call changes nothing that existed before its graph, random generators aside.
-bool changes_nothing(const graph::Node& n);
+bool changes_nothing(const graph::Node& n, Bases& bases);
 
 /// Options of one kiln.compile call that capture needs.
 struct CaptureOptions {

@@ -63,25 +63,6 @@ bool makes_mask(const Node& n, const aten::OpInfo& op) {
   return n.results[0].dtype != DType::Bool || equality.contains(name);
 }
 
-/// The node whose result's memory `v` may share; `v`'s own if that is fresh. An operator that is not in the table may
-/// return its argument, whatever its schema says.
-Node* base_of(Value v) {
-  for (;;) {
-    Node* n = v.node;
-    if (n->kind == NodeKind::Placeholder || n->op == constant_op() || n->fresh) return n;
-    const aten::OpInfo* op = aten::find_op(n->op);
-    // Of some views (aten::data) the schema does not tell that they are.
-    if (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op) && !ops::is_view(n->op)) return n;
-    Value first;
-    for (const graph::Arg& a : n->args)
-      graph::for_each_value(a, [&](Value x) {
-        if (!first) first = x;
-      });
-    if (!first) return n;
-    v = first;
-  }
-}
-
 bool is_known(const graph::Op& op) { return op.name().starts_with("aten::") || aten::is_own_op(op); }
 
 /// Whether the shape or value of the call's result depends on data.
@@ -138,32 +119,63 @@ bool is_outside(const Node* base) { return base->kind == NodeKind::Placeholder |
 
 }  // namespace
 
-bool writes_to(const Node& n, const std::function<bool(const Node*)>& counts) {
+Node* Bases::of(Value v) {
+  std::vector<const Node*> way;
+  Node* base = nullptr;
+  while (!base) {
+    Node* n = v.node;
+    if (const auto it = known_.find(n); it != known_.end()) {
+      base = it->second;
+      break;
+    }
+    way.push_back(n);
+    const bool made = n->kind == NodeKind::Placeholder || n->op == constant_op() || n->fresh;
+    const aten::OpInfo* op = made ? nullptr : aten::find_op(n->op);
+    // Of some views (aten::data) the schema does not tell that they are.
+    if (made || (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op) && !ops::is_view(n->op))) {
+      base = n;
+      break;
+    }
+    Value first;
+    for (const graph::Arg& a : n->args)
+      graph::for_each_value(a, [&](Value x) {
+        if (!first) first = x;
+      });
+    if (!first) base = n;
+    v = first;
+  }
+  for (const Node* n : way) known_.emplace(n, base);
+  return base;
+}
+
+bool writes_to(const Node& n, Bases& bases, const std::function<bool(const Node*)>& counts) {
   const std::string& name = n.op.name();
   if (name.find("batch_norm") != std::string::npos || name.find("instance_norm") != std::string::npos)
     return name != "aten::batch_norm" || n.arg(5).to_bool();
   bool found = false;
-  aten::for_each_written(n, [&](Value v) { found |= counts(base_of(v)); });
+  aten::for_each_written(n, [&](Value v) { found |= counts(bases.of(v)); });
   return found;
 }
 
-bool changes_nothing(const Node& n) {
+bool changes_nothing(const Node& n, Bases& bases) {
   // A custom operator may do what its schema does not tell, and a backward() writes gradients.
   const std::string& name = n.op.name();
   const bool known = n.kind == NodeKind::Placeholder || n.op == constant_op() || is_known(n.op) ||
                      name.starts_with("kiln::custom_function");
-  return known && !writes_to(n, is_outside);
+  return known && !writes_to(n, bases, is_outside);
 }
 
 void Machine::index_nodes() {
   const auto& nodes = trace.graph().nodes();
   KILN_CHECK(node_order_.size() <= nodes.size(), "nodes of a trace are gone");
-  for (auto it = std::next(nodes.begin(), static_cast<long>(node_order_.size())); it != nodes.end(); ++it) {
+  auto it = nodes.end();  // inputs, which stand before all calls, change nothing
+  while (it != nodes.begin() && !is_input(std::prev(it)->get()) && !node_order_.contains(std::prev(it)->get())) --it;
+  for (; it != nodes.end(); ++it) {
     Node* n = it->get();
-    if (!node_order_.emplace(n, node_order_.size()).second) continue;  // inputs stand before all calls
-    changes_ |= !capture::changes_nothing(*n);
+    node_order_.emplace(n, node_order_.size());
+    changes_ |= !capture::changes_nothing(*n, bases_);
     acts_ |= n->kind == NodeKind::Call && !is_known(n->op) && !n->op.name().starts_with("kiln::");
-    aten::for_each_written(*n, [&](Value v) { writers_[base_of(v)].push_back(n); });
+    aten::for_each_written(*n, [&](Value v) { writers_[bases_.of(v)].push_back(n); });
   }
 }
 
@@ -175,14 +187,14 @@ bool Machine::may_be_dropped() {
 bool Machine::may_be_saved(const at::Tensor& t) {
   const Value value = trace.find(t);
   if (!value) return false;
-  Node* const base = base_of(value);
+  Node* const base = bases_.of(value);
   const auto& nodes = trace.graph().nodes();
   return std::any_of(nodes.begin(), nodes.end(), [&](const auto& n) {
     const bool differentiated = std::any_of(n->results.begin(), n->results.end(),
                                             [](const graph::TensorMeta& m) { return m.defined && m.requires_grad; });
     bool reads = false;
     for (const graph::Arg& a : n->args)
-      if (differentiated) graph::for_each_value(a, [&](Value v) { reads |= v && base_of(v) == base; });
+      if (differentiated) graph::for_each_value(a, [&](Value v) { reads |= v && bases_.of(v) == base; });
     return reads && n->kind == NodeKind::Call;
   });
 }
@@ -204,7 +216,7 @@ bool Machine::finish_assertions() {
   if (!may_be_dropped()) return false;
   // They are asked behind all calls, with the values that they had.
   for (const auto& [value, fails] : assertions_)
-    if (writers_.contains(base_of(value))) return false;
+    if (writers_.contains(bases_.of(value))) return false;
   result.failed = either_of(trace.graph(), assertions_);
   result.failed_is_asked = changes_;
   if (changes_) {
@@ -232,7 +244,7 @@ bool Machine::trace_back(Value value, NodeSet* found, Reach reach) {
       });
     // Whatever wrote there so far: the nodes keep their order.
     if (n->results.empty()) continue;
-    if (auto it = writers_.find(base_of(n->out())); it != writers_.end())
+    if (auto it = writers_.find(bases_.of(n->out())); it != writers_.end())
       for (Node* w : it->second) visit(w);
   }
   return true;

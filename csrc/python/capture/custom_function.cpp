@@ -213,7 +213,7 @@ const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
       plain |= name.starts_with("kiln::custom_function") ||
                (n->op == leaf && !is_foreign(graph::storage_root(n->arg(0).value()).node));
     if (!plain) return "uses autograd itself";
-    if (writes_to(*n, is_foreign)) return "changes a tensor in place that it did not make";
+    if (writes_to(*n, bases_, is_foreign)) return "changes a tensor in place that it did not make";
   }
   return has_effects_since(m) ? "has side effects" : nullptr;
 }

@@ -814,6 +814,7 @@ class Machine {
   std::unordered_map<PyTypeObject*, CState> c_states_;
   Conditions eager_conditions_, branches_;
   std::vector<std::pair<graph::Value, bool>> assertions_;  // 0-dim bools, each with the truth that fails
+  Bases bases_;
   std::unordered_map<const graph::Node*, size_t> node_order_;                  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
   bool changes_ = false;  // whether one of them changes what existed before

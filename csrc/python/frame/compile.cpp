@@ -123,9 +123,10 @@ void drop_unused_outputs(CaptureResult& result, LeaveProgram& leave) {
 /// What running the graph changes.
 Entry::Effects effects_of(const graph::Graph& g) {
   Entry::Effects effects{.changes = false, .draws = false};
+  capture::Bases bases;
   for (const auto& n : g.nodes()) {
     const aten::OpInfo* op = n->kind == graph::NodeKind::Call ? aten::find_op(n->op) : nullptr;
-    effects.changes |= !capture::changes_nothing(*n);
+    effects.changes |= !capture::changes_nothing(*n, bases);
     effects.draws |= op && op->random;
   }
   return effects;
@@ -196,8 +197,10 @@ std::vector<size_t> open_inputs(const CaptureResult& result) {
 /// Gives the entry the other sizes. To be called last: what a backend is given of sizes, and looks at, is in the
 /// program.
 void open_sizes(const CaptureResult& result, const ConfigPtr& config, Entry& entry) {
-  auto program = runtime::SizedProgram::make(result.traced, *result.sizes,
-                                             [](const graph::Node& n) { return !capture::changes_nothing(n); });
+  const auto changes = [bases = capture::Bases()](const graph::Node& n) mutable {
+    return !capture::changes_nothing(n, bases);
+  };
+  auto program = runtime::SizedProgram::make(result.traced, *result.sizes, changes);
   // What has been written cannot be taken back; and a Python backend's graph asks nothing.
   const auto asks =
       program->asks_behind_changes() || config->backend ? SizedEntry::Asks::All : SizedEntry::Asks::Inputs;
