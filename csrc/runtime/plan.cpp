@@ -155,6 +155,10 @@ class PlannedArtifact final : public Artifact {
         t = adapt(std::move(t), s, lease);
       frame.set(s, std::move(t));
     }
+    // Memory that is shared until someone writes to it (torch._lazy_clone) is copied here.
+    for (Slot s : plan_.mutated)
+      if (const at::Tensor& t = frame.tensors[s]; t.defined() && t.has_storage())
+        frame.ptrs[s] = static_cast<char*>(t.mutable_data_ptr());
     const std::vector<Undone> undone = keep(frame);
     const Step* running = nullptr;
     try {

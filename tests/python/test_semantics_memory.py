@@ -642,3 +642,17 @@ def test_only_leaves_change_requires_grad():
     for function in (f, kiln.compile(f)):
         with pytest.raises(RuntimeError, match="leaf"):
             function(x)
+
+
+@pytest.mark.parametrize("write", [lambda t: t.add_(1), lambda t: t[:2].zero_(), lambda t: t.sin_().mul_(2)])
+def test_memory_that_is_shared_until_it_is_written(write):
+    def f(t):
+        write(t)
+        return t * 2
+
+    compiled = kiln.compile(f)
+    for _ in range(2):
+        original = torch.ones(4)
+        clone = torch._lazy_clone(original)
+        assert_same(compiled(clone), f(torch.ones(4)))
+        assert original.tolist() == [1] * 4 and clone.tolist() != [1] * 4

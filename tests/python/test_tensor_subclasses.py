@@ -1,5 +1,7 @@
 """Subclasses of torch.Tensor made in Python: their __torch_function__, methods and attributes are followed."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -287,3 +289,23 @@ def test_classes_that_stay_in_eager():
 
     with pytest.warns(UserWarning, match="a tensor of class Attributes"):
         same(kiln.compile(f)(make(Attributes)), f(make(Attributes)))
+
+
+def test_the_end_of_a_stand_in_is_nobodys():
+    def f():
+        ended = []
+
+        class Tensor(torch.Tensor):
+            def __del__(self):
+                ended.append(len(ended))
+
+        t = Tensor(torch.ones(2))
+        kiln.graph_break()
+        before = list(ended)
+        del t
+        return before, ended
+
+    compiled = kiln.compile(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [compiled() for _ in range(3)] == [f()] * 3

@@ -343,11 +343,11 @@ bool Machine::place_root_arguments(Exec& e) {
 PyObject* eval_captured_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag) {
   Machine& m = *current;
   try {
-    if (m.root && !throw_flag && py311::last_instruction(frame) < 0) {
+    if (!throw_flag && py311::last_instruction(frame) < 0 && (m.root || frame->f_code != m.real_root->f_code)) {
       if (m.skips_finalizer(frame)) return Py_NewRef(Py_None);
       // C code through which a break passes may call Python: PyTorch shows the warnings that it kept until an operator
       // is left. None of it is the program's.
-      if (m.broken || m.trace.failure) {
+      if (m.broken || m.trace.failure || !m.root) {
         Machine::Paused paused_here(m);
         aten::RecordingPaused no_recording;
         aten::NoFakeGuard real;
