@@ -91,7 +91,7 @@ std::optional<Product> product_of(const Node& n) {
   return std::nullopt;
 }
 
-/// A bias that is one row, added to every row of the product.
+/// A bias that is one row, its elements side by side, added to every row of the product.
 bool is_row(const TensorMeta& bias, int64_t n) {
   if (bias.sizes.empty() || bias.sizes.back() != n || (n > 1 && bias.strides.back() != 1)) return false;
   return bias.dim() == 1 || (bias.dim() == 2 && (bias.sizes[0] == 1 || bias.strides[0] == 0));
@@ -565,6 +565,8 @@ Choice choose(const Node& n, const MetaOf& meta, const MetaOf& result_meta) {
   if (op == "aten::convolution") {
     const TensorMeta &x = meta(n.arg(0).value()), &w = meta(n.arg(1).value());
     if (x.dim() != 4 || !serves_convolution(n, x, w, result(0))) return {};
+    const TensorMeta* bias = n.arg(2).is_value() && n.arg(2).value() ? &meta(n.arg(2).value()) : nullptr;
+    if (bias && !(is_f32(*bias) && is_row(*bias, result(0).sizes[1]))) return {};
     return {Kind::Convolution, conv_shape(n, x, w, result(0))};
   }
   if (op == "aten::convolution_backward") {

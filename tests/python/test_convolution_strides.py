@@ -79,3 +79,19 @@ def test_strides_in_three_dims(threads, dtype):
             assert strides(kiln.compile(f)) == strides(f), (kernel, stride, dilation, batch, weight_format, format)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_bias_with_gaps(name, groups):
+    rank = int(name[-2])
+    x, w = torch.randn(2, 8, *[7] * rank), torch.randn(8, 8 // groups, *[3] * rank)
+    bias = torch.randn(8, 2)
+
+    def f(x, w, gaps, one):
+        convolve = getattr(F, name)
+        return tuple(convolve(x, w, b, groups=groups).relu() for b in (gaps, one, one.contiguous()))
+
+    args = x, w, bias[:, 1], bias[0, :1].expand(8)
+    for result, expected in zip(kiln.compile(f)(*args), f(*args), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)

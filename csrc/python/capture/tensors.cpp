@@ -383,7 +383,8 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     aten::NoFakeGuard real;
     py::Ref made = py::Ref::steal(native());
     // Levels of torch.func.grad and the like have wrapped it.
-    static PyObject* unwrap = PyObject_GetAttrString(PyImport_AddModule("torch._C._functorch"), "get_unwrapped");
+    if (!made) return nullptr;
+    static PyObject* const unwrap = PyObject_GetAttrString(PyImport_AddModule("torch._C._functorch"), "get_unwrapped");
     while (made && aten::is_wrapper(THPVariable_Unpack(made.get())))
       made = py::Ref::steal(PyObject_CallOneArg(unwrap, made.get()));
     if (!made) return nullptr;
