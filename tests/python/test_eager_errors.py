@@ -60,6 +60,9 @@ REFUSED = [
     ("x & y", R(2), R(2)),
     ("F.pixel_shuffle(x, 545460846592)", R(1, 4, 2, 2), None),  # its square wraps to 0
     ("F.fold(x, 8, 2**40)", R(2, 4), None),
+    ("torch.linspace(0, 1j, 5, dtype=torch.float32)", R(1), None),
+    ("torch.tensor([1], device='cuda:200')", R(1), None),
+    ("torch.tensor([1, 'a'])", R(1), None),
     ("torch.slice_scatter(x, y, 2)", R(2, 2), R(2, 2)),
     ("torch.slice_scatter(x, y, 0, 1)", R(2, 2), R(2, 2)),
     ("torch.select_scatter(x, y[0], 2, 0)", R(2, 2), R(2, 2)),

@@ -99,7 +99,9 @@ Metas linspace(const OpInfo&, Args args) {
   const DType absent = complex ? dtype_of_number(Arg(std::complex<double>())) : default_dtype();
   // logspace has a base in front of the dtype.
   const size_t at = args.size() > 3 && args[3].is_number() ? 4 : 3;
-  return one(fresh({args[2].to_int()}, dtype_or(args, at, absent), device_in(args, at).value_or(Device{})));
+  const DType dtype = dtype_or(args, at, absent);
+  if (complex && !is_complex(dtype)) throw Unsupported("complex ends in a dtype that has no place for them");
+  return one(fresh({args[2].to_int()}, dtype, device_in(args, at).value_or(Device{})));
 }
 
 Metas eye(const OpInfo&, Args args) {
