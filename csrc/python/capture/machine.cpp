@@ -440,7 +440,6 @@ CaptureResult Machine::run() {
       for (int i = 0; i < m.autocast_nesting; ++i) at::autocast::decrement_nesting();
       for (int i = 0; i > m.autocast_nesting; --i) at::autocast::increment_nesting();
       at::autocast::clear_cache();  // it may hold casts of fakes
-      if (aten::inside_transform()) leave_transforms();
       m.transform_modes_at_start.restore();
       m.function_modes_at_start.restore();
       m.restore_settings();
@@ -454,9 +453,13 @@ CaptureResult Machine::run() {
   PyObject* r;
   {
     aten::Recording recording(trace);
-    const auto leave_inference = c10::make_scope_exit([this] {
+    const auto leave_entered = c10::make_scope_exit([this] {
       inference_stays = done && !inference_modes.empty();
-      if (aten::inside_transform()) leave_transforms();  // the modes' end would hide the levels entered in them
+      if (aten::inside_transform()) {  // the modes' end would hide the levels entered in them
+        Paused paused_here(*this);
+        aten::RecordingPaused no_recording;
+        leave_transforms();
+      }
       while (!inference_modes.empty()) inference_modes.pop_back();
     });
     guard(Guard::Kind::GlobalState, nullptr, nullptr, guards::pack_global_state());
