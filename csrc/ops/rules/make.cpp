@@ -362,8 +362,8 @@ Metas pixel_shuffle(const OpInfo&, Args args) {
   if (n < 3)
     shape_error("pixel_shuffle expects input to have at least 3 dimensions, but got input with " + std::to_string(n) +
                 " dimension(s)");
-  if (r <= 0 || r > std::max<int64_t>(sizes[n - 3], 1) || sizes[n - 3] % (r * r))  // r * r fits
-    throw Unsupported("pixel_shuffle with a factor that does not divide the channels");
+  decline_unless_usable({r});
+  if (sizes[n - 3] % (r * r)) throw Unsupported("pixel_shuffle with a factor that does not divide the channels");
   sizes[n - 3] /= r * r;
   sizes[n - 2] *= r;
   sizes[n - 1] *= r;
@@ -375,7 +375,8 @@ Metas pixel_unshuffle(const OpInfo&, Args args) {
   const int64_t r = args[1].to_int();
   Ints sizes = t.sizes;
   const size_t n = sizes.size();
-  if (n < 3 || r <= 0 || sizes[n - 2] % r || sizes[n - 1] % r) throw Unsupported("pixel_unshuffle of these sizes");
+  decline_unless_usable({r});
+  if (n < 3 || sizes[n - 2] % r || sizes[n - 1] % r) throw Unsupported("pixel_unshuffle of these sizes");
   sizes[n - 3] *= r * r;
   sizes[n - 2] /= r;
   sizes[n - 1] /= r;

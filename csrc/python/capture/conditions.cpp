@@ -114,6 +114,20 @@ Value either_of(graph::Graph& g, const std::vector<std::pair<Value, bool>>& valu
   return any;
 }
 
+/// The value whose memory the node's result may share; none if that is fresh.
+Value lender_of(const Node& n) {
+  if (is_input(&n) || n.op == constant_op() || n.fresh) return {};
+  const aten::OpInfo* op = aten::find_op(n.op);
+  // Of some views (aten::data) the schema does not tell that they are.
+  if (op && op->kind == aten::OpKind::Functional && ops::lookup(n.op) && !ops::is_view(n.op)) return {};
+  Value first;
+  for (const graph::Arg& a : n.args)
+    graph::for_each_value(a, [&](Value x) {
+      if (!first) first = x;
+    });
+  return first;
+}
+
 /// Memory that existed before the graph.
 bool is_outside(const Node* base) { return base->kind == NodeKind::Placeholder || base->op == constant_op(); }
 
@@ -121,31 +135,19 @@ bool is_outside(const Node* base) { return base->kind == NodeKind::Placeholder |
 
 Node* Bases::of(Value v) {
   std::vector<const Node*> way;
-  Node* base = nullptr;
-  while (!base) {
-    Node* n = v.node;
+  Node* n = v.node;
+  for (;;) {
     if (const auto it = known_.find(n); it != known_.end()) {
-      base = it->second;
+      n = it->second;
       break;
     }
     way.push_back(n);
-    const bool made = n->kind == NodeKind::Placeholder || n->op == constant_op() || n->fresh;
-    const aten::OpInfo* op = made ? nullptr : aten::find_op(n->op);
-    // Of some views (aten::data) the schema does not tell that they are.
-    if (made || (op && op->kind == aten::OpKind::Functional && ops::lookup(n->op) && !ops::is_view(n->op))) {
-      base = n;
-      break;
-    }
-    Value first;
-    for (const graph::Arg& a : n->args)
-      graph::for_each_value(a, [&](Value x) {
-        if (!first) first = x;
-      });
-    if (!first) base = n;
-    v = first;
+    const Value lender = lender_of(*n);
+    if (!lender) break;
+    n = lender.node;
   }
-  for (const Node* n : way) known_.emplace(n, base);
-  return base;
+  for (const Node* passed : way) known_.emplace(passed, n);
+  return n;
 }
 
 bool writes_to(const Node& n, Bases& bases, const std::function<bool(const Node*)>& counts) {

@@ -9,7 +9,6 @@
 // What a capture knows of an object that existed before the call.
 namespace kiln::capture {
 
-using guards::Guard;
 using guards::SourcePtr;
 
 /// What reading an object means, by its exact type.

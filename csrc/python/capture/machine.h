@@ -29,6 +29,8 @@
 // break is the exception `graph_break_type()`, which no user handler sees.
 namespace kiln::capture {
 
+using guards::Guard;
+
 /// Appends the tensors of a tuple or list, undefined ones for None; false if it holds anything else, or is neither.
 bool tensors_of(PyObject* o, std::vector<at::Tensor>* out);
 /// Whether one of `tensors` is `t` or, as autograd has it, a view of it.

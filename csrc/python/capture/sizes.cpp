@@ -343,9 +343,8 @@ bool tells_no_size(std::string_view name) {
       "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_mkldnn", "is_nested", "is_complex", "itemsize",
       "element_size", "dim", "is_floating_point", "is_conj", "is_neg", "names", "name", "get_device", "_is_view",
       "ndimension", "is_signed", "is_inference", "result_type", "can_cast", "retains_grad", "requires_grad_",
-      "is_sparse_csr", "data", "grad", "volatile", "output_nr", "_backward_hooks", "is_vulkan", "is_maia", "is_ipu",
-      "is_mtia", "_has_symbolic_sizes_strides", "is_coalesced", "promote_types", "is_tensor", "get_autocast_dtype",
-      "__class__",
+      "is_sparse_csr", "data", "grad", "volatile", "is_vulkan", "is_maia", "is_ipu", "is_mtia",
+      "_has_symbolic_sizes_strides", "is_coalesced", "promote_types", "is_tensor", "get_autocast_dtype", "__class__",
       // Conversions to what it is.
       "to", "float", "double", "half", "bfloat16", "long", "int", "bool", "type", "type_as", "cpu", "real", "detach",
       "as_subclass", "__getattribute__"};
