@@ -110,6 +110,8 @@ class Tracer {
   void check_leaves(const edge_list& roots);
   void find_kept();
   Value value_of(const at::Tensor& t);
+  /// What the caller's tensors hold now: the inputs and the forward outputs.
+  std::vector<Value> visible_values();
 
   const std::vector<at::Tensor>& examples_;
   std::unique_ptr<graph::Graph> graph_;
@@ -133,6 +135,14 @@ Value Tracer::value_of(const at::Tensor& t) {
   if (!fn::isFunctionalTensor(t)) return recorder_.value_of(t);
   fn::sync(t);
   return recorder_.value_of(fn::from_functional_tensor(t));
+}
+
+std::vector<Value> Tracer::visible_values() {
+  std::vector<Value> values;
+  for (const auto* tensors : {&primals_, &forward_})
+    for (const at::Tensor& t : *tensors)
+      if (fn::isFunctionalTensor(t)) values.push_back(value_of(t));
+  return values;
 }
 
 void Tracer::make_primals() {
@@ -602,7 +612,9 @@ Joint Tracer::run(const Program& program) {
   joint_.num_primals = primals_.size();
   joint_.num_forward = forward_.size();
   for (const Value& v : forward_values_) graph_->outputs().push_back(Arg(v));
+  const std::vector<Value> before = visible_values();
   differentiate(outputs);
+  if (visible_values() != before) throw Unsupported("the backward of a custom operator writes to an input or a result");
   find_kept();
   if (joint_.tangent_of.empty())
     while (graph_->inputs().size() > joint_.num_primals) graph_->erase_input(graph_->inputs().size() - 1);

@@ -270,3 +270,37 @@ def test_an_operator_that_is_defined_anew():
         held["op"] = define(k)
         for c, f in zip(compiled, (through_ops, through_object), strict=True):
             assert_same(c(torch.ones(3)), f(torch.ones(3)))
+
+
+@torch.library.custom_op("kiln_test_custom::copy", mutates_args=())
+def _copy(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def _copy_backward(ctx, grad):
+    with torch.no_grad():
+        ctx.counted.add_(1)
+    return grad * 2, None
+
+
+_copy.register_fake(lambda x, counted: torch.empty_like(x))
+_copy.register_autograd(_copy_backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "counted", inputs[1]))
+
+
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_backward_that_writes(made_inside):
+    """A formula registered for an operator counts its calls in an argument, or in what becomes a result."""
+
+    def f(x, counted):
+        if made_inside:
+            counted = counted + 1
+        return torch.ops.kiln_test_custom.copy(x * 2, counted) * 3, counted
+
+    def run(f):
+        x, counted = torch.ones(3, requires_grad=True), torch.zeros(1)
+        y, seen = f(x, counted)
+        before = seen.clone()
+        y.sum().backward()
+        return y, before, seen, counted, x.grad
+
+    assert_same(run(kiln.compile(f)), run(f))
