@@ -186,6 +186,10 @@ variable_list CompiledBackward::replay(const joint::Part& part, const variable_l
     const at::Tensor& grad = grads[i - saved.size()];
     args.push_back(is_special(grad) ? grad : as_tangent(grad, parts_->tangent_metas[i - saved.size()]));
   }
+  // Many gradients in one have other strides than the one that the graph was made for.
+  static const graph::Op kView("aten::view"), kReshape("aten::reshape");
+  for (const auto& node : narrowed.graph->nodes())
+    if (node->op == kView) node->op = kReshape;
   return joint::replay(*narrowed.graph, at::GradMode::is_enabled())(args);
 }
 

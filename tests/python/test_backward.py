@@ -188,6 +188,22 @@ def test_many_gradients_at_once():
     assert_same(run(lambda f: f), run(kiln.compile))
 
 
+def test_many_gradients_of_attention_at_once():
+    """They do not lie in memory as the one gradient does for which the backward was made."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    seeds = torch.randn(5, 2, 3, 4)
+
+    def run(f):
+        return torch.autograd.grad(f(x), x, seeds, is_grads_batched=True)
+
+    def f(x):
+        return attention(x, x, x)[0]
+
+    assert_same(run(kiln.compile(f)), run(f), rtol=1e-4, atol=1e-6)
+
+
 HOOKS = {
     "tensor": lambda m, x, log: m.weight.register_hook(lambda g: log.append(1) or g * 10),
     "post accumulate": lambda m, x, log: m.weight.register_post_accumulate_grad_hook(lambda p: log.append(2)),
