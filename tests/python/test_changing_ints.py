@@ -1,6 +1,7 @@
 """Python ints that change between calls, a counter first of all: inputs of the graph from their first change on."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -316,3 +317,42 @@ def test_tensors_of_ints():
 
     check(f, CUBE, values=[3, 4, 2, 7, 1, 5, 6])
     check(lambda i: torch.tensor([i / 3, 0.1], dtype=torch.float64), values=[3, 4, 2, 7, 1, 5, 6], variants=None)
+
+
+class Pair:
+    def __init__(self, p, q):
+        self.p, self.q = p, q
+
+
+def asked_first(x, k, s, d):
+    return x * k[0] / 2, k, s, d, [d, s]
+
+
+def kept_in_an_object(x, k, s, d):
+    pair = Pair(d, s)
+    return x + k[-1] / 2, pair.p, pair.q
+
+
+def behind_a_break(x, k, s, d):
+    y = x * k[0] / 2
+    print("out of the graph", end="")
+    return y, k, s, d
+
+
+@pytest.mark.parametrize("f", [asked_first, kept_in_an_object, behind_a_break])
+def test_tuples_that_are_one_object_only_now(f):
+    """One tuple may be a changing number in one place and a constant, guarded by its value, in another."""
+    pool = [(1, 1), (2, 2), (3, 3), (2, 3)]
+    for seed in range(12):
+        kiln.reset()
+        compiled, rng = kiln.compile(f), random.Random(seed)
+        for _ in range(8):
+            args = [rng.choice(pool) for _ in range(3)]
+            same(f(X, *args), compiled(X, *args))
+
+
+def test_identity_of_tuples_that_change():
+    f = kiln.compile(lambda x, k, d: (x * k[0] / 2, k is d, d is not k))
+    fixed = (2, 2)
+    for k in ((3, 3), (4, 4), fixed, (5, 5), (6, 6), fixed):
+        assert f(X, k, fixed)[1:] == (k is fixed, k is not fixed)

@@ -682,7 +682,10 @@ class Machine {
 
   // --- state ---
   std::deque<Known> knowns;
-  std::unordered_map<PyObject*, int> index;                // object and stand-in -> knowns
+  std::unordered_map<PyObject*, int> index;  // object and stand-in -> knowns
+  /// The same for tuples of numbers that change from call to call. Elsewhere the same object is a constant, guarded by
+  /// its value: there may be another in that place next time.
+  std::unordered_map<PyObject*, int> index_of_numbers;
   std::unordered_map<PyObject*, Overlay> overlays;         // attributes written on existing objects
   std::unordered_map<PyObject*, Overlay> globals_written;  // by globals dict
   std::unordered_map<PyObject*, py::Ref> cells_written;    // existing cell -> content (null: deleted)

@@ -265,8 +265,9 @@ Known& Machine::remember(Known k) {
   const int i = static_cast<int>(knowns.size());
   knowns.push_back(std::move(k));
   Known& kept = knowns.back();
-  index[kept.real.get()] = i;
   index[kept.stand_in.get()] = i;
+  if (kept.real && kept.real.get() != kept.stand_in.get())
+    (is_constant(kept.real.get()) ? index_of_numbers : index)[kept.real.get()] = i;
   return kept;
 }
 
@@ -327,7 +328,9 @@ void Machine::remember_bound(PyObject* o, const SourcePtr& source) {
 
 PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   const Class c = classify(o);
-  if (Known* k = find(o)) {
+  Known* known = find(o);
+  if (const auto it = index_of_numbers.find(o); !known && it != index_of_numbers.end()) known = &knowns[it->second];
+  if (Known* k = known) {
     // One object on two paths, which may lead to two next time. What it is on a path of constants, it is for good.
     const bool first = k->source->kind == SK::Const, second = source->kind == SK::Const;  // of constants
     if (k->source == source || (first && second)) return k->stand_in.new_ref();
