@@ -66,7 +66,8 @@ def test_schedules_train_as_in_eager(optimizer, scheduler):
     losses, parameters, state, _ = train(*make, False)
     found_losses, found, found_state, count = train(*make, True)
     for a, b in zip(losses + parameters, found_losses + found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+        # One unit in the last place of the first weights grows to some 1e-11 (RMSprop under one cycle).
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
     assert count <= 3  # without the optimizer's state, with it, with another rate
     assert state["param_groups"] == found_state["param_groups"]
 
