@@ -65,6 +65,10 @@ at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> 
   c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
   if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
   const at::Tensor value = value_below(self);
+  if (!TraceState::is_active()) {
+    aten::write_below(self, at::bernoulli(value, p, generator));
+    return self;
+  }
   std::vector<int64_t> order(static_cast<size_t>(value.dim())), back(order.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
@@ -120,11 +124,13 @@ void keep_layout(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   const at::Tensor value = (*stack)[first].toTensor();
   form.callBoxed(stack);
   at::Tensor result = stack->back().toTensor();
-  const std::vector<int64_t> strides = value.is_non_overlapping_and_dense()
-                                           ? value.strides().vec()
-                                           : at::infer_dense_strides(value.sizes(), value.strides());
-  if (result.numel() > 0 && result.strides() != at::IntArrayRef(strides))
-    result = TraceState::laid_out(result, strides);
+  if (TraceState::is_active()) {  // others' sizes may be symbols
+    const std::vector<int64_t> strides = value.is_non_overlapping_and_dense()
+                                             ? value.strides().vec()
+                                             : at::infer_dense_strides(value.sizes(), value.strides());
+    if (result.numel() > 0 && result.strides() != at::IntArrayRef(strides))
+      result = TraceState::laid_out(result, strides);
+  }
   aten::write_below(self, result);
   stack->back() = self;
 }

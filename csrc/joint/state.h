@@ -13,6 +13,8 @@ namespace kiln::joint {
 /// eager run.
 class TraceState {
  public:
+  /// Whether a trace runs on this thread. Without one, functionalization serves somebody else.
+  static bool is_active();
   /// The nodes recorded from now on come from `node`.
   static void note_origin(const graph::Node& node);
   /// Sets the flag of a leaf, for as long as the program runs if the trace passed it in.

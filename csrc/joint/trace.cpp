@@ -624,6 +624,7 @@ Joint Tracer::run(const Program& program) {
 
 }  // namespace
 
+bool TraceState::is_active() { return active != nullptr; }
 void TraceState::note_origin(const graph::Node& node) {
   if (!active) return;
   active->recorder().stack = node.stack;
