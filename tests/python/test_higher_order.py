@@ -42,6 +42,14 @@ def test_cond_of_a_number_is_no_branch_of_the_data():
     check(f, X[:2], fullgraph=True)
 
 
+def test_cond_under_vmap_takes_the_branch_of_each_lane():
+    def of(condition):
+        return lambda x: torch.vmap(lambda x: torch.cond(condition(x), torch.sin, torch.cos, (x,)))(x)
+
+    for condition in (lambda x: x.sum() > 2, lambda x: x[:1] > 0, lambda x: torch.tensor(True)):
+        check(of(condition), X, fullgraph=True)
+
+
 def test_cond_refuses_several_conditions():
     def f(x):
         return torch.cond(x > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
