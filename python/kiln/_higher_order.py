@@ -23,9 +23,8 @@ def cond(pred, true_fn, false_fn, operands=()):
     if isinstance(pred, torch.Tensor):
         if pred.numel() != 1:
             raise RuntimeError(f"Expected pred to be bool or single-element tensor, but got {pred}")
-        if torch._C._functorch.is_batchedtensor(
-            pred
-        ):  # vmap has no branches: as in eager, each lane gets its own result
+        # vmap has no branches: as in eager, each lane gets its own result.
+        if torch._C._functorch.is_batchedtensor(pred):
             return _of_lanes(pred.reshape(()).to(torch.bool), true_fn(*operands), false_fn(*operands))
         if _C._branch("may"):
             return _selected(pred.detach().reshape(()).to(torch.bool), true_fn, false_fn, operands)

@@ -65,6 +65,21 @@ const char* polyfill_name(PyTypeObject* type) {
 
 }  // namespace
 
+bool Machine::is_same_tuple(PyObject* a, PyObject* b) {
+  if (!PyTuple_CheckExact(a) || !PyTuple_CheckExact(b)) return false;
+  const auto guarded = [&](PyObject* changing, PyObject* other) {
+    const Known* k = find(changing);
+    if (!k || !index_of_numbers.contains(k->real.get()) || !is_constant(other)) return false;
+    const bool same = k->real.get() == other;
+    if (same)
+      guard(Guard::Kind::Is, k->source, other);
+    else
+      guard(Guard::Kind::NotSame, k->source, nullptr, 0, child(guards::Source::Kind::Const, nullptr, other));
+    return same;
+  };
+  return guarded(a, b) || guarded(b, a);
+}
+
 void Machine::distinguish(PyObject* a, PyObject* b) {
   if (Py_TYPE(a) != Py_TYPE(b)) return;
   if (const Known* k = PyFunction_Check(a) ? find_plain(a) : nullptr; k && (a == b || k->alike))

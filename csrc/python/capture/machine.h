@@ -555,6 +555,9 @@ class Machine {
   void guard_identity(PyObject* real);
 
   // --- what C code observes unseen: identity.cpp ---
+  /// Whether one is a tuple of numbers that change from call to call, and the other the same where it is a constant.
+  /// Guarded either way.
+  bool is_same_tuple(PyObject* a, PyObject* b);
   /// Guards that two existing objects which were told apart are two objects.
   void distinguish(PyObject* a, PyObject* b);
   /// Guards the identity of existing objects that C code compares or hashes by their address: `o`, or what it contains

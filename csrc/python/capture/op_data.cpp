@@ -213,19 +213,7 @@ static Flow is_of_ints(Exec& e, int arg) {
 }
 
 Flow op_is_op(Exec& e, int arg) {
-  bool is = e.top(0) == e.top(1);
-  // A tuple of numbers that change from call to call may be one that is a constant in another place.
-  for (int i = 0; !is && i < 2; ++i) {
-    PyObject* other = e.top(1 - i);
-    const Known* k = e.m.find(e.top(i));
-    if (!k || !PyTuple_CheckExact(other) || !e.m.index_of_numbers.contains(k->real.get()) || !e.m.is_constant(other))
-      continue;
-    is = k->real.get() == other;
-    if (is)
-      e.m.guard(Guard::Kind::Is, k->source, other);
-    else
-      e.m.guard(Guard::Kind::NotSame, k->source, nullptr, 0, e.m.child(guards::Source::Kind::Const, nullptr, other));
-  }
+  const bool is = e.top(0) == e.top(1) || e.m.is_same_tuple(e.top(0), e.top(1));
   // Numbers of two places may be one object, as small ints are.
   const auto numeric = [&](PyObject* o) {
     return e.m.is_number(o) || e.m.is_open_number(o) || PyFloat_CheckExact(o) || PyLong_CheckExact(o);
