@@ -461,7 +461,7 @@ def select(wins, args):
 def square_root(number):
     """math.sqrt."""
     run_in_eager_if(number.tensor < 0, number)
-    return Number(as_operand(number).sqrt(), number.sources)
+    return Number(torch.ops.kiln.c_math(as_operand(number), "sqrt"), number.sources)
 
 
 def c_math(name):
