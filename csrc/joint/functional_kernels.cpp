@@ -65,7 +65,7 @@ at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> 
   c10::impl::ExcludeDispatchKeyGuard skip(c10::DispatchKeySet(c10::DispatchKey::Functionalize));
   if (!fn::isFunctionalTensor(self)) return self.bernoulli_(p, generator);
   const at::Tensor value = value_below(self);
-  if (!TraceState::is_active()) {
+  if (!TraceState::is_active() || value.is_contiguous()) {
     aten::write_below(self, at::bernoulli(value, p, generator));
     return self;
   }
@@ -73,7 +73,7 @@ at::Tensor& bernoulli_(at::Tensor& self, double p, std::optional<at::Generator> 
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
   for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-  const bool in_order = value.is_contiguous() || std::ranges::is_sorted(order);
+  const bool in_order = std::ranges::is_sorted(order);
   aten::write_below(self, in_order ? at::bernoulli(value, p, generator)
                                    : at::bernoulli(value.permute(order), p, generator).permute(back));
   return self;
