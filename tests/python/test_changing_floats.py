@@ -55,7 +55,7 @@ SCHEDULERS = {
     "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
     "warmup from zero": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: min(k, 5) / 5),
     "of NumPy's": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: np.cos(k / 20)),
-    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=40, cycle_momentum=False),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=40, cycle_momentum=False),
 }
 
 
@@ -66,8 +66,7 @@ def test_schedules_train_as_in_eager(optimizer, scheduler):
     losses, parameters, state, _ = train(*make, False)
     found_losses, found, found_state, count = train(*make, True)
     for a, b in zip(losses + parameters, found_losses + found, strict=True):
-        # One unit in the last place of the first weights grows to some 1e-11 (RMSprop under one cycle).
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert count <= 3  # without the optimizer's state, with it, with another rate
     assert state["param_groups"] == found_state["param_groups"]
 
@@ -125,7 +124,7 @@ def test_half_precision_is_scaled_in_the_type_of_the_result():
 
 def test_cycled_momentum():
     def make(o):
-        return torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=40)
+        return torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=40)
 
     def adam(p):
         return torch.optim.AdamW(p, lr=0.01)
@@ -352,6 +351,7 @@ def test_switched_off():
 
 FUNCTIONS = {
     **{name: getattr(math, name) for name in ("cos", "sin", "tan", "exp", "expm1", "tanh", "fabs")},
+    "sqrt": lambda a: math.sqrt(abs(a)),
     "log": lambda a: math.log(abs(a) + 0.1),
     "log to a base": lambda a: (math.log(abs(a) + 0.1, 3), math.log(7.5, abs(a) + 2), math.log(abs(a) + 1, math.e)),
     "logs": lambda a: (math.log2(abs(a) + 0.1), math.log10(abs(a) + 0.1), math.log1p(abs(a))),
@@ -368,9 +368,11 @@ def bits(o):
     return tuple(map(bits, o)) if isinstance(o, tuple) else (type(o), o.hex() if isinstance(o, float) else o)
 
 
+@pytest.mark.parametrize("codegen", [True, False])
 @pytest.mark.parametrize("kind", [float, np.float64])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_functions_of_numbers_give_pythons_results(function, kind):
+def test_functions_of_numbers_give_pythons_results(function, kind, codegen):
+    """To the last bit, also where ATen runs the graph."""
     use = FUNCTIONS[function]
 
     def f(x, a):
@@ -378,8 +380,9 @@ def test_functions_of_numbers_give_pythons_results(function, kind):
 
     compiled = kiln.compile(f)
     generator = random.Random(0)
-    for a in [0.25, 0.0, -0.0, 2.5, -2.5, 3.5, -7.0, 1e-300, *[generator.uniform(-20, 20) for _ in range(200)]]:
-        assert bits(compiled(X, kind(a))[1]) == bits(use(kind(a))), a
+    with kiln.config.patch(codegen=codegen):
+        for a in [0.25, 0.0, -0.0, 2.5, -2.5, 3.5, -7.0, 1e-300, *[generator.uniform(-20, 20) for _ in range(200)]]:
+            assert bits(compiled(X, kind(a))[1]) == bits(use(kind(a))), a
     assert compiles(compiled) <= 2
 
 

@@ -124,7 +124,7 @@ def test_few_rows_stay():
             x = F.linear(F.linear(x, w), w.t())
         return x
 
-    with kiln.config.patch(widen_half=True):
+    with kiln.config.patch(widen_half=True, disable_passes="plan.measure_products"):
         few, many = torch.randn(4, 32).half(), torch.randn(40, 32).half()
         assert "matmul aten::mm" not in steps_of(linear, few)
         assert "matmul aten::mm" in steps_of(linear, many)
