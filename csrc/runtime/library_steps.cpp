@@ -14,6 +14,7 @@
 #include "runtime/frozen.h"
 #include "runtime/gemm/few_rows.h"
 #include "runtime/gemm/gemm.h"
+#include "runtime/gemm/split.h"
 #include "runtime/parallel.h"
 #include "runtime/random/bernoulli.h"
 
@@ -116,7 +117,8 @@ class ProductStep final : public LibraryStep {
   ProductStep(const Node& node, Slot a, Slot b, Slot bias, Slot c, const Plan& plan)
       : LibraryStep("matmul " + node.op.name(),
                     bias == kNoSlot ? std::vector<Slot>{a, b} : std::vector<Slot>{a, b, bias}, {c}),
-        weight_(plan, b, form_of(plan.slots[b].meta)),
+        split_(splits(plan.slots[a].meta, plan.slots[c].meta)),
+        weight_(plan, b, form_of(plan.slots[b].meta, split_)),
         a_(a),
         b_(b),
         bias_(bias),
@@ -134,8 +136,8 @@ class ProductStep final : public LibraryStep {
   }
 
   /// As PackedWeight's, of the right side.
-  static std::string form_of(const TensorMeta& b) {
-    std::string form = "product";
+  static std::string form_of(const TensorMeta& b, bool split) {
+    std::string form = split ? "split product" : "product";
     for (size_t d = b.sizes.size() - 2; d < b.sizes.size(); ++d)
       form += " " + std::to_string(b.sizes[d]) + ":" + std::to_string(b.strides[d]);
     return form;
@@ -146,6 +148,11 @@ class ProductStep final : public LibraryStep {
   void run_rows(Frame& frame, const gemm::RowsDone& done) const override { multiply(frame, &done); }
 
  private:
+  static bool splits(const TensorMeta& a, const TensorMeta& c) {
+    const size_t r = c.sizes.size();
+    return gemm::splits(c.sizes[r - 2], c.sizes[r - 1], a.sizes[r - 1]) && pass_enabled("plan.split_products");
+  }
+
   void multiply(Frame& frame, const gemm::RowsDone* done) const {
     const gemm::Epilogue epilogue{bias_ == kNoSlot ? nullptr : at(frame, bias_), false, done};
     const float *a = at(frame, a_), *b = at(frame, b_);
@@ -153,17 +160,26 @@ class ProductStep final : public LibraryStep {
     const int threads = at::get_num_threads();
     const gemm::Matrix ma{a, a_row_, a_col_}, mb{b, b_row_, b_col_};
     const auto one = [&](int64_t i, float* work, const gemm::Parallel& parallel, int workers) {
-      gemm::multiply(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_}, {b + i * b_batch_, b_row_, b_col_},
-                     c + i * c_batch_, ldc_, epilogue, work, parallel, workers);
+      (split_ ? gemm::multiply_split : gemm::multiply)(m_, n_, k_, {a + i * a_batch_, a_row_, a_col_},
+                                                       {b + i * b_batch_, b_row_, b_col_}, c + i * c_batch_, ldc_,
+                                                       epilogue, work, parallel, workers);
     };
-    const auto floats = [&](int workers) { return gemm::workspace_floats(m_, n_, k_, ma, mb, workers); };
+    const auto floats = [&](int workers) {
+      return split_ ? gemm::split_workspace_floats(n_, k_) : gemm::workspace_floats(m_, n_, k_, ma, mb, workers);
+    };
     // With few rows reading the matrix is the work.
     const double flops = 2.0 * std::max<int64_t>(m_, 8) * n_ * k_;
     if (batch_ == 1) {
-      if (const auto kept =
-              gemm::reads_b_once(m_) ? nullptr : weight_.packed(frame, gemm::packed_floats(k_, n_), [&](float* to) {
-                gemm::pack(k_, n_, mb, to, parallel_tasks);
-              })) {
+      if (split_) {
+        if (const auto kept = weight_.packed(frame, gemm::split_floats(k_, n_),
+                                             [&](float* to) { gemm::pack_split(k_, n_, mb, to, parallel_tasks); }))
+          return gemm::multiply_split_packed(m_, n_, k_, ma, mb, kept->data(), c, ldc_, epilogue, parallel_tasks,
+                                             threads);
+      } else if (const auto kept = gemm::reads_b_once(m_)
+                                       ? nullptr
+                                       : weight_.packed(frame, gemm::packed_floats(k_, n_), [&](float* to) {
+                                           gemm::pack(k_, n_, mb, to, parallel_tasks);
+                                         })) {
         const bool alone = flops < 1e6;
         const int workers = alone ? 1 : threads;
         gemm::multiply_packed(m_, n_, k_, ma, kept->data(), c, ldc_, epilogue,
@@ -192,6 +208,7 @@ class ProductStep final : public LibraryStep {
     for (int64_t i = 0; i < batch_; ++i) one(i, work, parallel_tasks, threads);
   }
 
+  bool split_;  // multiply_split
   FrozenOperand weight_;
   Slot a_, b_, bias_, c_;
   int64_t m_, n_, k_, batch_ = 1, a_row_, a_col_, a_batch_ = 0, b_row_, b_col_, b_batch_ = 0, ldc_, c_batch_ = 0;
@@ -269,7 +286,8 @@ std::optional<conv::Shape> conv_shape(const Node& n, const TensorMeta& input, co
                           graph::setting_of(dilation, 0),
                           graph::setting_of(dilation, 1),
                           groups,
-                          pass_enabled("plan.winograd")};
+                          pass_enabled("plan.winograd"),
+                          pass_enabled("plan.split_products")};
   return conv::supported(shape) ? std::optional(shape) : std::nullopt;
 }
 
@@ -309,7 +327,7 @@ class ConvolutionStep final : public LibraryStep {
     std::shared_ptr<const PackedWeight::Buffer> kept;
     if (conv::worth_packing(shape_)) kept = weight_.packed(frame, conv::packed_weight_floats(shape_), pack);
     if (kept)
-      conv::forward_packed(shape_, x, kept->data(), epilogue, at(frame, y_),
+      conv::forward_packed(shape_, x, w, strides_, kept->data(), epilogue, at(frame, y_),
                            workspace(conv::forward_packed_workspace(shape_)), parallel_tasks, threads);
     else
       conv::forward(shape_, x, w, strides_, epilogue, at(frame, y_), workspace(conv::forward_workspace(shape_)),

@@ -10,6 +10,7 @@
 #include "runtime/gemm/ahead.h"
 #include "runtime/gemm/kernels.h"
 #include "runtime/gemm/scratch.h"
+#include "runtime/gemm/split.h"
 
 // The gradient of a convolution's weight: for each tap the product of the input, shifted, with the gradient of the
 // output, summed over all output pixels.
@@ -199,6 +200,9 @@ bool is_product(const Shape& s) {
   return s.taps() == 1 && s.pad_h == 0 && s.pad_w == 0 &&
          (s.ci * s.co >= 8 * s.outputs() || s.co < gemm::kMaxTileColumns / 4 || !gemm::has_avx512());
 }
+/// Whether it is made by gemm::multiply_split, as transposed(dy) x or its transpose.
+bool splits(const Shape& s) { return s.split && s.is_pointwise() && gemm::splits(s.co, s.ci, s.outputs()); }
+
 /// Of the pixels that such a kernel meets, where it leaves some out.
 int64_t input_floats(const Shape& s) {
   return meets_all(s, layout_of(s, nullptr)) ? 0 : round_up(s.outputs() * s.ci, 16);
@@ -211,6 +215,8 @@ bool is_turned(const Shape& s) { return s.co < 8 && s.ci > s.co && s.taps() > 1 
 
 int64_t backward_weight_workspace(const Shape& s, int threads) {
   if (is_depthwise(s)) return backward_weight_depthwise_workspace(s, threads);
+  if (splits(s))
+    return std::max(gemm::split_workspace_floats(s.ci, s.outputs()), gemm::split_workspace_floats(s.co, s.outputs()));
   if (is_turned(s)) return backward_weight_workspace(turned(s), threads);
   if (prefers_winograd(s, Weight::Wanted)) return backward_weight_winograd_workspace(s, threads);
   if (is_product(s))
@@ -227,6 +233,15 @@ void backward_weight(const Shape& s, const float* x, const float* dy, float* dwe
   if (size == 0) return;
   if (s.outputs() == 0) {
     std::fill_n(dweight, size, 0.0f);
+    return;
+  }
+  if (splits(s)) {
+    if (ws.i == 1 || s.ci == 1)
+      gemm::multiply_split(s.co, s.ci, s.outputs(), {dy, 1, s.co}, {x, s.ci, 1}, dweight, ws.o, {}, workspace, parallel,
+                           threads);
+    else
+      gemm::multiply_split(s.ci, s.co, s.outputs(), {x, 1, s.ci}, {dy, s.co, 1}, dweight, ws.i, {}, workspace, parallel,
+                           threads);
     return;
   }
   if (is_turned(s))

@@ -7,6 +7,7 @@
 #include "runtime/conv/narrow.h"
 #include "runtime/conv/winograd.h"
 #include "runtime/gemm/kernels.h"
+#include "runtime/gemm/split.h"
 
 namespace kiln::runtime::conv {
 namespace {
@@ -26,6 +27,13 @@ struct Tap {
 float* packed_line(float* packed, const PackedB& layout, const Depths::Block& block, int64_t panel, int64_t k) {
   return packed + layout.at(block, panel) + (k - block.k) * layout.width(panel);
 }
+
+/// Whether y = A B, all pixels by the weight, and dx = A B are made by gemm::multiply_split.
+bool splits_forward(const Shape& s) { return s.split && s.is_pointwise() && gemm::splits(s.outputs(), s.co, s.ci); }
+bool splits_backward(const Shape& s) { return s.split && s.is_pointwise() && gemm::splits(s.outputs(), s.ci, s.co); }
+/// The weight as B of these.
+gemm::Matrix forward_matrix(const float* weight, const WeightStrides& ws) { return {weight, ws.i, ws.o}; }
+gemm::Matrix backward_matrix(const float* weight, const WeightStrides& ws) { return {weight, ws.o, ws.i}; }
 
 Depths depths_of(const Shape& s) { return joins_taps(s) ? Depths(s.kh, s.kw * s.ci) : Depths(s.taps(), s.ci); }
 
@@ -182,17 +190,22 @@ gemm::PanelSource backward_source(const Shape& s, const std::vector<Tap>& taps, 
 bool supported(const Shape& s) { return gemm::supported() && (s.groups == 1 || is_depthwise(s)); }
 
 int64_t packed_weight_floats(const Shape& s) {
+  if (splits_forward(s)) return gemm::split_floats(s.ci, s.co);
   return prefers_winograd(s, Weight::Kept) ? winograd_weight_floats(s) : gemm::packed_floats(s.taps() * s.ci, s.co);
 }
 bool worth_packing(const Shape& s) { return s.groups == 1 && !narrow_forward(s); }
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const Parallel& parallel) {
+  if (splits_forward(s)) return gemm::pack_split(s.ci, s.co, forward_matrix(weight, ws), packed, parallel);
   if (prefers_winograd(s, Weight::Kept)) return transform_weight_winograd(s, weight, ws, packed, parallel);
   pack_forward(s, depths_of(s), weight, ws, packed, parallel);
 }
 
 std::string packed_weight_form(const Shape& s, const WeightStrides& ws) {
-  std::string form = prefers_winograd(s, Weight::Kept) ? "winograd" : joins_taps(s) ? "joined taps" : "taps";
+  std::string form = splits_forward(s)                   ? "split"
+                     : prefers_winograd(s, Weight::Kept) ? "winograd"
+                     : joins_taps(s)                     ? "joined taps"
+                                                         : "taps";
   for (int64_t n : {s.kh, s.kw, s.ci, s.co, ws.o, ws.i, ws.h, ws.w}) form += " " + std::to_string(n);
   return form;
 }
@@ -200,6 +213,7 @@ std::string packed_weight_form(const Shape& s, const WeightStrides& ws) {
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) {
   if (is_depthwise(s)) return s.taps() * s.ci;
+  if (splits_forward(s)) return gemm::split_workspace_floats(s.co, s.ci);
   if (prefers_winograd(s, Weight::Given)) return std::max(winograd_weight_floats(s), winograd_by_panel_floats(s));
   return frame_floats(s) + gemm::packed_floats(s.taps() * s.ci, s.co);
 }
@@ -283,9 +297,12 @@ void multiply_taps(const Shape& s, const float* x, const float* packed, const ge
 }
 }  // namespace
 
-void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
-                    float* workspace, const Parallel& parallel, int threads) {
+void forward_packed(const Shape& s, const float* x, const float* weight, const WeightStrides& ws, const float* packed,
+                    const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
+  if (splits_forward(s))
+    return gemm::multiply_split_packed(s.outputs(), s.co, s.ci, {x, s.ci, 1}, forward_matrix(weight, ws), packed, y,
+                                       s.co, epilogue, parallel, threads);
   if (prefers_winograd(s, Weight::Kept)) return forward_winograd(s, x, packed, epilogue, y, parallel, threads);
   multiply_taps(s, x, packed, epilogue, y, workspace, parallel, threads);
 }
@@ -294,6 +311,9 @@ void forward(const Shape& s, const float* x, const float* weight, const WeightSt
              const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
   if (is_depthwise(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
+  if (splits_forward(s))
+    return gemm::multiply_split(s.outputs(), s.co, s.ci, {x, s.ci, 1}, forward_matrix(weight, ws), y, s.co, epilogue,
+                                workspace, parallel, threads);
   if (narrow_forward(s)) return forward_narrow(s, x, weight, ws, epilogue.bias, y, workspace, parallel, threads);
   if (prefers_winograd(s, Weight::Given)) {
     if (winograd_packs_by_panel(s, threads))
@@ -322,6 +342,7 @@ bool is_turned(const Shape& s) {
 
 int64_t backward_input_workspace(const Shape& s) {
   if (is_depthwise(s)) return s.taps() * s.ci;
+  if (splits_backward(s)) return gemm::split_workspace_floats(s.ci, s.co);
   return is_turned(s) ? forward_workspace(turned(s)) : gemm::packed_floats(s.taps() * s.co, s.ci);
 }
 
@@ -330,6 +351,9 @@ void backward_input(const Shape& s, const float* dy, const float* weight, const 
                     int threads) {
   if (is_depthwise(s))
     return backward_input_depthwise(s, dy, weight, ws, epilogue.bias, dx, workspace, parallel, threads);
+  if (splits_backward(s))
+    return gemm::multiply_split(s.outputs(), s.ci, s.co, {dy, s.co, 1}, backward_matrix(weight, ws), dx, s.ci, epilogue,
+                                workspace, parallel, threads);
   if (narrow_backward_input(s) && s.outputs() > 0)
     return backward_input_narrow(s, dy, weight, ws, epilogue.bias, dx, workspace, parallel, threads);
   if (is_turned(s) && s.outputs() > 0)

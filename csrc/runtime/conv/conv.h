@@ -15,7 +15,12 @@ struct Shape {
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int64_t groups = 1;
   bool winograd = true;  // whether that form may serve, which rounds otherwise
+  bool split = true;     // likewise gemm::multiply_split
   int64_t taps() const { return kh * kw; }
+  /// Whether it is the product of all pixels, as they lie, and a matrix.
+  bool is_pointwise() const {
+    return kh * kw * groups == 1 && stride_h * stride_w == 1 && pad_h == 0 && pad_w == 0 && oh == h && ow == w;
+  }
   int64_t outputs() const { return n * oh * ow; }
 };
 
@@ -36,10 +41,11 @@ void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, f
 /// What decides what pack_weight writes, but for the weight: one packed weight serves pictures of any size that need it
 /// in the same form.
 std::string packed_weight_form(const Shape& s, const WeightStrides& ws);
-/// y = conv(x, weight) (+ epilogue.bias[co]), the weight packed; a row of the epilogue is a pixel. `workspace`:
-/// forward_packed_workspace floats, 64-byte aligned.
-void forward_packed(const Shape& s, const float* x, const float* packed, const gemm::Epilogue& epilogue, float* y,
-                    float* workspace, const gemm::Parallel& parallel, int threads);
+/// y = conv(x, weight) (+ epilogue.bias[co]), from the packed weight (and the weight itself, where gemm::multiply_split
+/// reads it); a row of the epilogue is a pixel. `workspace`: forward_packed_workspace floats, 64-byte aligned.
+void forward_packed(const Shape& s, const float* x, const float* weight, const WeightStrides& ws, const float* packed,
+                    const gemm::Epilogue& epilogue, float* y, float* workspace, const gemm::Parallel& parallel,
+                    int threads);
 int64_t forward_packed_workspace(const Shape& s);
 /// The same from a weight as it is; `workspace`: forward_workspace floats.
 void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <memory>
 
+#include "runtime/gemm/cut.h"
 #include "runtime/gemm/few_rows.h"
 #include "runtime/gemm/kernels.h"
 #include "runtime/gemm/scratch.h"
@@ -205,40 +205,6 @@ struct Cut {
   int64_t first_tile(int64_t row_task) const { return row_task * tiles / row_tasks; }
 };
 
-/// Finds out, task by task, when all columns of a block of rows are done.
-class RowsLeft {
- public:
-  RowsLeft(const Cut& cut, const RowsDone* done) : cut_(cut), done_(done) {
-    if (!done_ || cut_.column_tasks == 1) return;
-    left_ = std::make_unique<std::atomic<int64_t>[]>(cut_.row_tasks);
-    for (int64_t r = 0; r < cut_.row_tasks; ++r) left_[r].store(cut_.column_tasks, std::memory_order_relaxed);
-  }
-  void finished(int64_t task) {
-    if (!done_) return;
-    // The last one to finish has seen what the others wrote.
-    if (left_ && left_[task % cut_.row_tasks].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    (*done_)(cut_.first_row(task), cut_.end_row(task));
-  }
-
- private:
-  const Cut& cut_;
-  const RowsDone* done_;
-  std::unique_ptr<std::atomic<int64_t>[]> left_;
-};
-
-/// How much of B is packed at a time: what stays in the caches until it is used, and no more memory than that.
-struct Chunk {
-  static constexpr int64_t kFloats = 1 << 20;
-  int64_t n, k;
-  Chunk(int64_t all_n, int64_t all_k) : n(std::max<int64_t>(all_n, 1)), k(std::max<int64_t>(all_k, 1)) {
-    if (n * k <= 2 * kFloats) return;
-    if (k > n)
-      k = std::min(k, round_up(std::max<int64_t>(kFloats / n, 4 * kMaxDepth), kMaxDepth));
-    else
-      n = std::min(n, round_up(std::max<int64_t>(kFloats / k, 1024), 256));
-  }
-};
-
 }  // namespace
 
 bool supported() { return has_avx512() || (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")); }
@@ -402,7 +368,7 @@ void run_indirect(int64_t m, const Depths& depths, const RowPointers& rows, cons
   if (m == 0 || layout.n == 0) return;
   const int64_t mr = tile_rows_for(layout.width(0));
   const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
-  RowsLeft left(cut, epilogue.rows_done);
+  RowsLeft left(cut.row_tasks, cut.column_tasks, epilogue.rows_done);
   parallel(cut.tasks(), [&](int64_t task) {
     const int64_t i0 = cut.first_row(task), i1 = cut.end_row(task);
     const float* const packed = packed_b();
@@ -414,7 +380,7 @@ void run_indirect(int64_t m, const Depths& depths, const RowPointers& rows, cons
           [&](int64_t index) { return table.tile_at(index); },
           Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == depths.k});
     }
-    left.finished(task);
+    left.finished(task % cut.row_tasks, i0, i1);
   });
 }
 
@@ -440,7 +406,7 @@ void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& pack
   }
   const bool packs = packs_a(m, k, a);
   const Cut cut(m, mr, depths, layout, threads, epilogue.rows_done != nullptr);
-  RowsLeft left(cut, epilogue.rows_done);
+  RowsLeft left(cut.row_tasks, cut.column_tasks, epilogue.rows_done);
   const auto rows_of_c = rows_of(c, ldc);
   if (packs && cut.column_tasks > 1) pack_all_rows(a, m, k, workspace, parallel);
   parallel(cut.tasks(), [&](int64_t task) {
@@ -468,7 +434,7 @@ void run_packed(int64_t m, int64_t n, int64_t k, Matrix a, const PackedBOf& pack
       run_panels(block, layout, packed, cut.first_panel(task), cut.end_panel(task), i0, i1, left_of,
                  Target{mr, rows_of_c, epilogue, block.k == 0, block.k + block.depth == k}, &ahead);
     }
-    left.finished(task);
+    left.finished(task % cut.row_tasks, i0, i1);
   });
 }
 
@@ -583,16 +549,11 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int
   }
   const Chunk chunk(n, k);
   float* const work = workspace + packed_floats(chunk.k, chunk.n);
-  for (int64_t j = 0; j < n; j += chunk.n)
-    for (int64_t p = 0; p < k; p += chunk.k) {
-      const int64_t width = std::min(chunk.n, n - j), depth = std::min(chunk.k, k - p);
-      const bool last = j + width == n && p + depth == k;
-      const Epilogue e{epilogue.bias && p + depth == k ? epilogue.bias + j : nullptr, epilogue.accumulate || p > 0,
-                       last ? epilogue.rows_done : nullptr};
-      pack(depth, width, {b.data + p * b.row + j * b.col, b.row, b.col}, workspace, parallel);
-      multiply_packed(m, width, depth, {a.data + p * a.col, a.row, a.col}, workspace, c + j, ldc, e, work, parallel,
-                      threads);
-    }
+  chunk.each(n, k, epilogue, [&](int64_t j, int64_t width, int64_t p, int64_t depth, const Epilogue& e) {
+    pack(depth, width, {b.data + p * b.row + j * b.col, b.row, b.col}, workspace, parallel);
+    multiply_packed(m, width, depth, {a.data + p * a.col, a.row, a.col}, workspace, c + j, ldc, e, work, parallel,
+                    threads);
+  });
 }
 
 void multiply_indirect(int64_t m, const Depths& depths, const RowPointers& rows, const PackedB& layout,

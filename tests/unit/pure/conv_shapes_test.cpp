@@ -113,7 +113,7 @@ TEST(ConvShapes, EqualPlainLoops) {
     if (worth_packing(s)) {
       Buffer packed(packed_weight_floats(s)), work(forward_packed_workspace(s));
       pack_weight(s, w, ws, packed, kSerial);
-      forward_packed(s, x, packed, {shift_y}, result, work, kSerial, threads);
+      forward_packed(s, x, w, ws, packed, {shift_y}, result, work, kSerial, threads);
       expect_close(result, y, "forward_packed");
     }
     {

@@ -48,7 +48,10 @@ const Case kCases[] = {{2, 3, 64, 11, 9, 7, 7, 2, 3, 1},
                        {1, 600, 300, 3, 3, 1, 1, 1, 0, 1},
                        {1, 140, 150, 4, 4, 5, 5, 1, 2, 1},
                        {1, 70, 130, 9, 8, 7, 7, 2, 3, 1},
-                       {1, 520, 660, 4, 3, 1, 1, 2, 0, 1}};
+                       {1, 520, 660, 4, 3, 1, 1, 2, 0, 1},
+                       // Kernels of one element over many pixels: multiply_split, where the host has a unit for it.
+                       {4, 96, 120, 14, 13, 1, 1, 1, 0, 1},
+                       {2, 330, 70, 20, 19, 1, 1, 1, 0, 1}};
 
 void expect_close(const at::Tensor& got, const at::Tensor& want, const char* what) {
   const double error = (got.to(at::kDouble) - want).abs().max().item<double>();
@@ -81,8 +84,8 @@ TEST(Conv, EqualsDoublePrecisionConvolution) {
         auto* packed_data =
             reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data_ptr<float>()) + 63) & ~uintptr_t{63});
         pack_weight(s, w.data_ptr<float>(), ws, packed_data, gemm::serial);
-        forward_packed(s, x.data_ptr<float>(), packed_data, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned,
-                       gemm::serial, threads);
+        forward_packed(s, x.data_ptr<float>(), w.data_ptr<float>(), ws, packed_data, {bias.data_ptr<float>()},
+                       y.data_ptr<float>(), aligned, gemm::serial, threads);
         expect_close(y.permute({0, 3, 1, 2}), want, "forward_packed");
         y.fill_(7.0f);
         forward(s, x.data_ptr<float>(), w.data_ptr<float>(), ws, {bias.data_ptr<float>()}, y.data_ptr<float>(), aligned,
