@@ -234,6 +234,26 @@ void multiply_split_packed(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, 
   });
 }
 
+namespace {
+
+/// In how many ranges of columns B is cut, each of which is packed by the thread that multiplies by it: lines that
+/// another core wrote come slowly. 1: columns are too few.
+int64_t own_parts(int64_t n, int threads) {
+  constexpr int64_t kFewestPanels = 4, kManyPanels = 16;
+  const int64_t panels = ceil_div(n, kAcross);
+  if (threads == 1 || panels < kFewestPanels * threads) return 1;
+  return panels < kManyPanels * threads ? threads : 2 * threads;
+}
+
+/// What a thread packs at a time: it stays in the second-level cache.
+Chunk own_chunk(int64_t n, int64_t k) {
+  Chunk chunk(n, k);
+  chunk.n = std::min<int64_t>(n, 24 * kAcross), chunk.k = std::min(k, kSummed * kDepth);
+  return chunk;
+}
+
+}  // namespace
+
 int64_t split_workspace_floats(int64_t n, int64_t k) {
   const Chunk chunk(n, k);
   return split_floats(chunk.k, chunk.n);
@@ -241,11 +261,24 @@ int64_t split_workspace_floats(int64_t n, int64_t k) {
 
 void multiply_split(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
                     const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads) {
-  Chunk(n, k).each(n, k, epilogue, [&](int64_t j, int64_t width, int64_t p, int64_t depth, const Epilogue& e) {
-    const Matrix some{b.data + p * b.row + j * b.col, b.row, b.col};
-    pack_split(depth, width, some, workspace, parallel);
-    multiply_split_packed(m, width, depth, {a.data + p * a.col, a.row, a.col}, some, workspace, c + j, ldc, e, parallel,
-                          threads);
+  const auto multiply = [&](const Chunk& chunk, int64_t j0, int64_t columns, const Epilogue& whole, float* packed,
+                            const Parallel& run, int workers) {
+    chunk.each(columns, k, whole, [&](int64_t j, int64_t width, int64_t p, int64_t depth, const Epilogue& e) {
+      const Matrix some{b.data + p * b.row + (j0 + j) * b.col, b.row, b.col};
+      pack_split(depth, width, some, packed, run);
+      multiply_split_packed(m, width, depth, {a.data + p * a.col, a.row, a.col}, some, packed, c + j0 + j, ldc, e, run,
+                            workers);
+    });
+  };
+  const int64_t parts = own_parts(n, threads), panels = ceil_div(n, kAcross);
+  if (parts == 1) return multiply(Chunk(n, k), 0, n, epilogue, workspace, parallel, threads);
+  parallel(parts, [&](int64_t part) {
+    const int64_t j0 = part * panels / parts * kAcross, j1 = std::min(n, (part + 1) * panels / parts * kAcross);
+    const Chunk chunk = own_chunk(j1 - j0, k);
+    thread_local Scratch scratch;
+    scratch.reset(split_floats(chunk.k, chunk.n));
+    multiply(chunk, j0, j1 - j0, {epilogue.bias ? epilogue.bias + j0 : nullptr, epilogue.accumulate},
+             scratch.take(split_floats(chunk.k, chunk.n)), serial, 1);
   });
 }
 

@@ -11,8 +11,8 @@ namespace kiln::runtime::gemm {
 /// Whether the host has such a unit (amx::supported()), and products of this size are faster on it.
 bool splits(int64_t m, int64_t n, int64_t k);
 
-/// As multiply(), for m, n, k > 0, on a host with the unit. `workspace` holds split_workspace_floats(n, k) floats,
-/// 64-byte aligned.
+/// As multiply(), for m, n, k > 0, on a host with the unit; rows_done may not be called. `workspace` holds
+/// split_workspace_floats(n, k) floats, 64-byte aligned.
 void multiply_split(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c, int64_t ldc,
                     const Epilogue& epilogue, float* workspace, const Parallel& parallel, int threads);
 int64_t split_workspace_floats(int64_t n, int64_t k);
