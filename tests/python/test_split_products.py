@@ -94,11 +94,11 @@ def test_numbers_of_another_scale(scale, always_ours):
 @pytest.mark.parametrize("frozen", [False, True])
 def test_pointwise_convolutions(frozen, always_ours):
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(90, 130, 1), nn.ReLU(), nn.Conv2d(130, 70, 1, bias=False))
+    module = nn.Sequential(nn.Conv2d(90, 130, 1), nn.ReLU(), nn.Conv2d(130, 100, 1, bias=False))
     module = module.to(memory_format=torch.channels_last)
     x = torch.randn(3, 90, 19, 17).to(memory_format=torch.channels_last)
     compiled = kiln.compile(module)
-    exact = nn.Sequential(nn.Conv2d(90, 130, 1), nn.ReLU(), nn.Conv2d(130, 70, 1, bias=False)).double()
+    exact = nn.Sequential(nn.Conv2d(90, 130, 1), nn.ReLU(), nn.Conv2d(130, 100, 1, bias=False)).double()
     exact.load_state_dict(module.state_dict())
     if frozen:
         with torch.no_grad():

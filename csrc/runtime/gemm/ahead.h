@@ -16,6 +16,11 @@ class Ahead {
       : data_(data), lines_(lines), stride_(stride), length_(length) {
     each_ = ceil_div(lines * ceil_div(length, 16), std::max<int64_t>(1, pieces));
   }
+  /// `count` vectors of `depth` elements: element (v, p) at data[v * vector + p * step].
+  static Ahead of_vectors(const float* data, int64_t count, int64_t vector, int64_t depth, int64_t step,
+                          int64_t pieces) {
+    return step == 1 ? Ahead(data, count, vector, depth, pieces) : Ahead(data, depth, step, count, pieces);
+  }
   /// As after so many parts were asked for.
   Ahead& skip(int64_t parts) {
     const int64_t in_line = ceil_div(length_, 16);

@@ -9,6 +9,9 @@
 
 namespace kiln::runtime::gemm {
 
+/// Rows of C that wait for whoever takes finished rows stay in the second-level cache: so many floats of a task.
+constexpr int64_t kWaitingFloats = 1 << 16;
+
 /// Finds out, task by task, when all columns of a block of rows are done.
 class RowsLeft {
  public:

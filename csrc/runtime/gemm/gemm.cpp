@@ -180,8 +180,6 @@ struct Cut {
   /// AVX-512, else of 256 KB or more.
   static int64_t block_floats() { return has_avx512() ? 1 << 17 : 1 << 15; }
   static constexpr int64_t kCachedFloats = 1 << 19;
-  /// Rows of C that wait for whoever takes finished rows stay in the second-level cache.
-  static constexpr int64_t kWaitingFloats = 1 << 16;
   int64_t m, mr, tiles, row_tasks, panels, column_tasks;
   /// Tiles have `mr` rows.
   Cut(int64_t m, int64_t mr, const Depths& depths, const PackedB& layout, int threads, bool rows_wait = false)
@@ -513,15 +511,13 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
   const auto at = [&](const Depths::Block& block, int64_t panel) {
     return b.data + block.k * b.row + layout.first_column(panel) * b.col;
   };
-  const PanelSource source{[&](const Depths::Block& block, int64_t panel, float* to) {
-                             pack_panel(at(block, panel), b.col, b.row, layout.columns(panel), block.depth,
-                                        layout.width(panel), to);
-                           },
-                           [&](const Depths::Block& block, int64_t panel, int64_t pieces) {
-                             const float* const from = at(block, panel);
-                             return b.col == 1 ? Ahead(from, block.depth, b.row, layout.columns(panel), pieces)
-                                               : Ahead(from, layout.columns(panel), b.col, block.depth, pieces);
-                           }};
+  const PanelSource source{
+      [&](const Depths::Block& block, int64_t panel, float* to) {
+        pack_panel(at(block, panel), b.col, b.row, layout.columns(panel), block.depth, layout.width(panel), to);
+      },
+      [&](const Depths::Block& block, int64_t panel, int64_t pieces) {
+        return Ahead::of_vectors(at(block, panel), layout.columns(panel), b.col, block.depth, b.row, pieces);
+      }};
   run_by_panel(m, depths, left_of, layout, source, rows_of(c, ldc), epilogue, parallel, threads);
 }
 

@@ -1,8 +1,8 @@
 #include "runtime/gemm/split.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
-#include <vector>
 
 #include "runtime/gemm/ahead.h"
 #include "runtime/gemm/amx.h"
@@ -40,19 +40,11 @@ struct Layout {
   int64_t floats() const { return round_up(largest(blocks, 0), 16); }
 };
 
-uint32_t bits_at(const float* at) {
-  uint32_t bits;
-  std::memcpy(&bits, at, sizeof(bits));
-  return bits;
-}
-
 /// As Cut: blocks of rows, by ranges of panels.
 struct Tasks {
   static constexpr int64_t kRows = 2 * kAcross;
   int64_t m, panels, pairs, row_tasks, column_tasks;
   Tasks(int64_t m, int64_t panels, int threads, bool rows_wait) : m(m), panels(panels), pairs(ceil_div(m, kRows)) {
-    // Rows that wait for whoever takes finished ones stay in the second-level cache.
-    constexpr int64_t kWaitingFloats = 1 << 16;
     const int64_t rows =
         rows_wait ? std::clamp(kWaitingFloats / (panels * kAcross) / kRows * kRows, kRows, kTaskRows) : kTaskRows;
     const int64_t wanted = threads > 1 ? threads * 4 : 1;
@@ -100,9 +92,8 @@ struct Product {
   }
 
   Ahead ahead_of(const Pair& p, int64_t pieces) const {
-    const float* const from = a.data + p.row * a.row + p.block * kDepth * a.col;
-    const int64_t depth = layout.depth(p.block);
-    return a.col == 1 ? Ahead(from, p.rows, a.row, depth, pieces) : Ahead(from, depth, a.col, p.rows, pieces);
+    return Ahead::of_vectors(a.data + p.row * a.row + p.block * kDepth * a.col, p.rows, a.row, layout.depth(p.block),
+                             a.col, pieces);
   }
 
   /// Multiplies without the unit: adds a pair by columns [j, j + cols) to `to`, 16 wide.
@@ -126,7 +117,7 @@ struct Product {
       meanwhile.soon = last ? c + p.row * ldc + panel * kAcross : sums + kPairFloats;
       meanwhile.apart = last ? ldc : kAcross;
     }
-    const uint32_t right_largest = bits_at(packed + layout.largest(p.block, panel));
+    const uint32_t right_largest = std::bit_cast<uint32_t>(packed[layout.largest(p.block, panel)]);
     if (amx::exact(p.largest[0], right_largest) && (!has_second || amx::exact(p.largest[1], right_largest)))
       return amx::multiply(p.parts, has_second ? p.parts + steps * kStepFloats : nullptr,
                            packed + layout.at(p.block, panel), steps, first ? nullptr : sums, sums, meanwhile);
@@ -207,16 +198,14 @@ void pack_split(int64_t k, int64_t n, Matrix b, float* packed, const Parallel& p
     for (int64_t panel = begin; panel < end; ++panel) {
       Ahead ahead;
       if (const int64_t next = panel + 1; next < end)
-        ahead = b.row == 1 ? Ahead(from(next), columns(next), b.col, depth, steps)
-                           : Ahead(from(next), depth, b.row, columns(next), steps);
+        ahead = Ahead::of_vectors(from(next), columns(next), b.col, depth, b.row, steps);
       packing.begin({from(panel), b.col, b.row, columns(panel)}, depth, amx::Side::Right,
                     packed + layout.at(block, panel));
       while (packing.lines() > 0) {
         ahead.ask();
         packing.go_on(kAcross);
       }
-      const uint32_t largest = packing.largest();
-      std::memcpy(packed + layout.largest(block, panel), &largest, sizeof(largest));
+      packed[layout.largest(block, panel)] = std::bit_cast<float>(packing.largest());
     }
   });
 }

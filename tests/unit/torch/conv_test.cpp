@@ -51,7 +51,7 @@ const Case kCases[] = {{2, 3, 64, 11, 9, 7, 7, 2, 3, 1},
                        {1, 520, 660, 4, 3, 1, 1, 2, 0, 1},
                        // Kernels of one element over many pixels: multiply_split, where the host has a unit for it.
                        {4, 96, 120, 14, 13, 1, 1, 1, 0, 1},
-                       {2, 330, 70, 20, 19, 1, 1, 1, 0, 1}};
+                       {2, 330, 90, 20, 19, 1, 1, 1, 0, 1}};
 
 void expect_close(const at::Tensor& got, const at::Tensor& want, const char* what) {
   const double error = (got.to(at::kDouble) - want).abs().max().item<double>();
