@@ -55,9 +55,10 @@ void pack_all_rows(Matrix a, int64_t m, int64_t k, float* to, const Parallel& pa
 }
 
 /// Whether A is copied into tiles before it meets B. A transposed A is read where it is, a line of it for each step,
-/// while its lines stay in the caches: packing it would cost up to a tenth of the product. Of a product that is not
-/// made panel by panel: while all of A stays in a core's second-level cache. Narrow panels meet it so often that a copy
-/// is better in any case.
+/// while all of it stays in a core's second-level cache: packing it would cost up to a tenth of the product. A larger
+/// one is slow to read there, as each step's line is in another page; where lines are 4096 bytes apart, and fall into
+/// few of the caches' sets, products ran at half their speed and less. Narrow panels meet it so often that a copy is
+/// better in any case.
 bool packs_a(int64_t m, int64_t k, const Matrix& a) {
   if (a.col == 1) return false;
   return !has_avx512() || !transposed(a) || m * k > (1 << 17);
@@ -289,10 +290,9 @@ constexpr int64_t kKeptDepth = 4 * kMaxDepth;
 bool meets_panels(const Matrix& a) { return has_avx512() || !transposed(a); }
 
 /// packs_by_panel, for a product that is not cut along k. It is better for larger A, too, where a packed B would be
-/// read by threads that did not write it: rows are read from the last-level cache once a panel, and a transposed A,
-/// which would have to be packed otherwise, even from memory.
+/// read by threads that did not write it: rows are read from the last-level cache once a panel.
 bool goes_by_panel(int64_t m, int64_t n, int64_t k, const Matrix& a, int threads) {
-  const int64_t limit = transposed(a) ? 1 << 23 : a.col == 1 ? 3 << 19 : 1 << 19;
+  const int64_t limit = transposed(a) || a.col == 1 ? 3 << 19 : 1 << 19;
   return meets_panels(a) && packs_by_panel(n, k, 0, threads) && m * k <= limit;
 }
 
@@ -341,7 +341,7 @@ bool reads_b_once(int64_t m) { return m <= 3; }
 int64_t workspace_floats(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, int threads) {
   if (has_few_rows(m, a, b)) return few_rows_floats(m, n, k, b, threads);
   if (const int parts = depth_parts(m, n, k, a, threads); parts > 1) return parts * part_floats(m, n, k, a, b, parts);
-  if (goes_by_panel(m, n, k, a, threads)) return a.col == 1 || transposed(a) ? 0 : round_up(m, tile().mr) * k;
+  if (goes_by_panel(m, n, k, a, threads)) return packs_a(m, k, a) ? round_up(m, tile().mr) * k : 0;
   const Chunk chunk(n, k);
   int64_t packed_a = 0;  // the last chunk, being smaller, may be cut otherwise
   for (int64_t width : {chunk.n, n % chunk.n})
@@ -497,7 +497,7 @@ void multiply_by_panel(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, floa
   const Depths depths(1, k);
   const PackedB layout(n);
   const int64_t mr = tile().mr;
-  const bool packs = a.col != 1 && !transposed(a);
+  const bool packs = packs_a(m, k, a);
   if (packs) pack_all_rows(a, m, k, packed_a, parallel);
   const auto left_of = [&](const Depths::Block& block) {
     return [&](int64_t index) {
