@@ -182,7 +182,7 @@ bool Machine::reshapes_input(PyObject* o) {
 
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
-  if (waits_for_loader(target)) return put_off(missing_loader);
+  if (waits_for_loader(target)) return put_off_for(missing_loader);
   // What a transform, or a mode, makes of a call has its own arguments, and appears at torch level as what it runs.
   if (const bool to_class = goes_to_class(args, count_of(n, kwnames));
       to_class || aten::inside_transform() || py::function_mode_active()) {

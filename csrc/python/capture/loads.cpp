@@ -22,8 +22,12 @@ bool reaches_decomposition(std::string_view function) {
 
 }  // namespace
 
-PyObject* Machine::put_off(const std::string& loader) {
-  given_up = loader + " has not run yet in this process";
+PyObject* Machine::put_off_for(const std::string& loader) {
+  return put_off(loader + " has not run yet in this process");
+}
+
+PyObject* Machine::put_off(std::string why) {
+  given_up = std::move(why);
   not_yet = broken = true;
   PyErr_SetNone(graph_break_type());
   return nullptr;
@@ -35,7 +39,7 @@ PyObject* Machine::call_loader(py311::Frame* frame) {
   if (PyObject* loaded = PyDict_GetItemString(frame->f_func->func_globals, "DECOMPOSITIONS_LOADED")) {
     if (loaded != Py_True) missing_loader = name;
   } else if (!PyDict_GetItemString(PyImport_GetModuleDict(), "torch._decomp.decompositions_for_jvp")) {
-    return put_off(name);
+    return put_off_for(name);
   }
   return Py_NewRef(Py_None);
 }

@@ -117,6 +117,8 @@ class Machine {
   // --- subclasses of torch.Tensor: tensor_classes.cpp ---
   /// Whether tensors of this one's class can be in a graph: what makes it more than a tensor is in Python.
   bool captures_class(PyObject* tensor) const;
+  /// A parameter or buffer of a lazy module without a shape: the module's first call gives it one, and another class.
+  static bool is_uninitialized(PyObject* tensor);
   PyObject* break_at_class(PyObject* tensor);
   /// Makes the tensor one of the class. False with an error set.
   bool take_class(PyObject* stand_in, PyObject* type);
@@ -285,8 +287,9 @@ class Machine {
   bool waits_for_loader(PyObject* function);
   /// The same of a backward, which may meet what was called before.
   bool backward_waits_for_loader() const;
+  PyObject* put_off_for(const std::string& loader);
   /// Gives the capture up for this call of the program: a NotYet.
-  PyObject* put_off(const std::string& loader);
+  PyObject* put_off(std::string why);
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
 

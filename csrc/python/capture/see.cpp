@@ -486,6 +486,7 @@ void Machine::guard_constant(const SourcePtr& source, PyObject* v) {
 // --- stand-ins -------------------------------------------------------------------------------------------------------
 
 PyObject* Machine::make_fake(PyObject* tensor, const SourcePtr& source) {
+  if (is_uninitialized(tensor)) return put_off("a lazy module waits for its first input");
   if (!captures_class(tensor)) return break_at_class(tensor);
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
   const at::Tensor real = THPVariable_Unpack(tensor);

@@ -24,23 +24,31 @@ bool is_plain_class(PyTypeObject* t) {
 bool inherits(PyTypeObject* t, PyObject* name) {
   return _PyType_Lookup(t, name) == _PyType_Lookup(tensor_type(), name);
 }
+PyObject* class_to_become() {
+  static PyObject* name = PyUnicode_InternFromString("cls_to_become");
+  return name;
+}
 }  // namespace
+
+bool Machine::is_uninitialized(PyObject* tensor) {
+  return !is_plain_class(Py_TYPE(tensor)) && !inherits(Py_TYPE(tensor), class_to_become());
+}
 
 bool Machine::captures_class(PyObject* tensor) const {
   PyTypeObject* t = Py_TYPE(tensor);
   if (is_plain_class(t)) return true;
   // Of __torch_dispatch__ the dispatcher would ask for on stand-ins; accessors of attributes would be asked for what
-  // only the real tensor holds. Parameters of lazy modules become parameters of another class.
-  static const std::array<PyObject*, 7> own = [] {
-    std::array<PyObject*, 7> all{};
+  // only the real tensor holds.
+  static const std::array<PyObject*, 6> own = [] {
+    std::array<PyObject*, 6> all{};
     size_t i = 0;
-    for (const char* name : {"__torch_dispatch__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
-                             "__del__", "cls_to_become"})
+    for (const char* name :
+         {"__torch_dispatch__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__del__"})
       all[i++] = PyUnicode_InternFromString(name);
     return all;
   }();
   return (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0 && t->tp_basicsize == tensor_type()->tp_basicsize &&
-         !made_types.contains(reinterpret_cast<PyObject*>(t)) &&
+         !made_types.contains(reinterpret_cast<PyObject*>(t)) && inherits(t, class_to_become()) &&
          std::all_of(own.begin(), own.end(), [&](PyObject* name) { return inherits(t, name); });
 }
 

@@ -420,7 +420,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
       (a[4] && a[4] != Py_None && !tensors_of(a[4], &inputs)))
     return graph_break("autograd", "a backward over other things than tensors");
   const bool accumulate = a[6] && a[6] == Py_True;
-  if (backward_waits_for_loader()) return put_off(missing_loader);
+  if (backward_waits_for_loader()) return put_off_for(missing_loader);
   // Of a transform of torch.func, gradients are what the engine's operators compute.
   if (aten::inside_transform() || std::any_of(roots.begin(), roots.end(), aten::is_wrapper))
     return after_c_call(PyObject_Vectorcall(callable, args, nargsf, kwnames));

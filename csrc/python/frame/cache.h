@@ -68,7 +68,6 @@ struct CodeCache {
   std::vector<EntryPtr> entries;
   bool eager = false;    // compile no more: the code cannot be captured, or the limit is reached
   int64_t compiles = 0;  // all compiles so far, those of `entries` and failed ones
-  int64_t put_off = 0;   // calls that ran in eager for what a later call need not wait for
   int64_t unfit = 0;     // captures of which a guard failed at once
   /// Sources of floats and ints that had another value in a later call, and those of them whose values the program
   /// needs.
@@ -84,7 +83,8 @@ struct CodeCache {
   bool backend_takes_sizes = true;  // false: it raised for a graph of open sizes
   struct Owner {
     int64_t compiles = 0;  // without late ones
-    bool eager = false;    // has reached the limit
+    bool eager = false;    // has reached the limit, or was put off too often
+    int64_t put_off = 0;   // calls in a row that ran in eager for what a later call need not wait for
     /// Calls in eager that are not looked at, since those before did not differ in sizes alone; how many the last time.
     uint32_t quiet = 0, last_quiet = 0;
     /// The nodes of the guards of the entry with this id where such a call differed in sizes alone, and how many more

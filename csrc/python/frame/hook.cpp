@@ -267,12 +267,12 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
       log_artifact(Topic::recompiles, place_of(target.code), std::string("this call runs in eager: ") + e.what());
       // A program that goes another way in eager never does what its capture waits for.
       constexpr int64_t kPatience = 3;
-      target.cache->eager = ++target.cache->put_off >= kPatience;
-      if (target.cache->eager)
-        warn_once(
-            "put off " + place_of(target.code),
-            "kiln: " + place_of(target.code) + " runs in eager: " + e.what() +
-                ", and the program does not run it in eager either. Hint: call it once, outside of compiled code.");
+      CodeCache::Owner& owner = target.cache->owners[target.owner];
+      owner.eager = ++owner.put_off >= kPatience;
+      if (owner.eager)
+        warn_once("put off " + place_of(target.code),
+                  "kiln: " + place_of(target.code) + " runs in eager: " + e.what() +
+                      ", and calls in eager did not change that. Hint: run what does once, outside of compiled code.");
       turn.reset();
       Scoped<ConfigPtr> whole(mode().config, nullptr);
       return run_plainly(tstate, frame, 0);
