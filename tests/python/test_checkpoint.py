@@ -430,3 +430,34 @@ def test_random_numbers_that_are_not_preserved(dropout):
     x = X.clone().requires_grad_()
     assert breaks(f, x) == (1 if dropout else 0)
     check(f, x, rtol=1e-5, atol=1e-5)
+
+
+class Tells(torch.autograd.Function):
+    """Runs in eager, as its backward has an effect."""
+
+    seen = None
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (Tells.seen,) = ctx.saved_tensors
+        return grad, None
+
+
+def test_a_guard_does_not_unpack_what_a_checkpoint_saved():
+    def f(x, y):
+        Tells.apply(x, y).backward()
+        first = Tells.seen is y
+        Tells.seen = None
+        checkpoint(Tells.apply, x, y, use_reentrant=False).backward()
+        return first, Tells.seen is y
+
+    compiled = kiln.compile(f)
+    for _ in range(3):
+        x, y = torch.tensor(1.0, requires_grad=True), torch.tensor(2.0)
+        assert compiled(x, y) == (True, True)
+        assert x.grad == 2

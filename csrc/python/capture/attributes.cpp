@@ -282,6 +282,22 @@ PyObject* Machine::load_instance_attr(PyObject* o, Known* k, PyObject* name, boo
   return v;
 }
 
+namespace {
+/// Whether a read by this accessor runs what torch.autograd.graph.saved_tensors_hooks unpacks with. A checkpoint counts
+/// such reads; a guard must not add one.
+bool runs_unpack_hooks(PyObject* descr) {
+  static const std::array<PyObject*, 2> accessors = [] {
+    py::Ref base = py::check(PyObject_GetAttrString(py::import_module("torch._C"), "_FunctionBase"));
+    std::array<PyObject*, 2> found{};
+    size_t i = 0;
+    for (const char* name : {"saved_tensors", "saved_variables"})
+      found[i++] = py::check(PyObject_GetAttrString(base.get(), name)).release();
+    return found;
+  }();
+  return descr == accessors[0] || descr == accessors[1];
+}
+}  // namespace
+
 PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok) {
   PyTypeObject* t = Py_TYPE(o);
   PyObject* descr = _PyType_Lookup(t, name);
@@ -297,6 +313,7 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
         if (!missing_ok) missing(o, name);
         return nullptr;
       }
+    if (runs_unpack_hooks(descr)) return graph_break("call-that-breaks", "the saved tensors of a function that ran before");
     py::Ref real = py::Ref::steal(get(descr, o, reinterpret_cast<PyObject*>(t)));
     if (!real) {
       missed([&] { guard(GK::AttrLacks, k->source, name); }, missing_ok);
