@@ -286,6 +286,7 @@ Flow op_binary_subscr(Exec& e, int) {
 
 Flow op_store_subscr(Exec& e, int) {
   PyObject* args[3] = {e.top(1), e.top(0), e.top(2)};  // container, key, value
+  if (PySlice_Check(args[1]) && e.m.refuses_iterator(args[2])) return Flow::Error;
   if (PyDict_Check(args[0])) e.m.pin_lookup(args[0], args[1]);
   if (PyDict_Check(args[0]) && e.m.is_constant(args[1]) && !PyDict_Contains(args[0], args[1]) &&
       e.m.grows_with(args[0], args[2])) {
@@ -779,7 +780,8 @@ Flow op_call_function_ex(Exec& e, int arg) {
   py::Ref kwargs = (arg & 1) ? py::Ref::steal(e.pop()) : py::Ref();
   py::Ref args = py::Ref::steal(e.pop());
   PyObject* callable = e.top();
-  if (!e.m.reads(args.get(), -1) || (kwargs && !e.m.reads(kwargs.get(), -1))) return Flow::Error;
+  if (e.m.refuses_iterator(args.get()) || !e.m.reads(args.get(), -1)) return Flow::Error;
+  if (kwargs && !e.m.reads(kwargs.get(), -1)) return Flow::Error;
   if (kwargs && !PyDict_CheckExact(kwargs.get())) {
     py::Ref d = py::Ref::steal(PyDict_New());
     if (!d || _PyDict_MergeEx(d.get(), kwargs.get(), 2) < 0) return Flow::Error;
