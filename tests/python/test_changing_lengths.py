@@ -4,6 +4,7 @@ import collections
 
 import pytest
 import torch
+from torch import nn
 
 import kiln
 from kiln.testing import assert_same
@@ -140,3 +141,44 @@ def test_one_list_under_two_names():
         asked = [1] * n
         torch.testing.assert_close(compiled(torch.ones(1), [], asked), torch.full((1,), float(n)))
         torch.testing.assert_close(compiled(torch.ones(1), asked, asked), torch.full((1,), n + 1.0))
+
+class Growing(nn.Module):
+    """Looks for a submodule by name in a dict of which it has asked the length."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        x = x + len(self.layers)
+        i = 0
+        while hasattr(self.layers, str(i)):
+            x = getattr(self.layers, str(i))(x)
+            i += 1
+        return x
+
+
+def test_a_submodule_that_comes_where_the_number_of_them_changes():
+    x = torch.randn(2, 3)
+    nets = [Growing(*[nn.Linear(3, 3) for _ in range(n)]) for n in (1, 3, 2, 4, 1, 0)]
+    compiled = kiln.compile(lambda net, x: net(x))
+    for net in nets:
+        torch.testing.assert_close(compiled(net, x), net(x))
+    grows = Growing()
+    for _ in range(4):
+        torch.testing.assert_close(compiled(grows, x), grows(x))
+        grows.layers.append(nn.Linear(3, 3))
+
+
+def test_a_submodule_that_is_gone_by_name_while_another_comes():
+    x = torch.randn(2, 3)
+
+    def f(net, x):
+        return (net.last(x) if hasattr(net, "last") else x) * len(net._modules)
+
+    compiled = kiln.compile(f)
+    for names in (("a",), ("a", "b"), ("a", "b", "c"), ("a", "last"), ("last",), ("a", "b", "c", "last")):
+        net = nn.Module()
+        for name in names:
+            net.add_module(name, nn.Linear(3, 3))
+        torch.testing.assert_close(compiled(net, x), f(net, x))

@@ -547,6 +547,7 @@ PyObject* Machine::load_nn_module_attr(PyObject* o, Known* k, PyObject* name, bo
     py::Ref contents = py::Ref::steal(load_instance_attr(o, k, store, &found));
     if (PyErr_Occurred()) return nullptr;
     if (!found) continue;
+    if (looks_up(contents.get(), name, LookUp::Item) < 0) return nullptr;
     PyObject* v = PyObject_GetItem(contents.get(), name);
     if (v) {
       if (!observe(v)) Py_CLEAR(v);
