@@ -333,6 +333,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     if (t.defined() && t.layout() != at::kStrided)
       fail(*trace, "unsupported-operator",
            op.operator_name().name + " gives a tensor of layout " + c10::str(t.layout()));
+  // What a graph makes has no other memory than its elements'.
+  if (called == "aten::empty_strided" || called == "aten::new_empty_strided")
+    for (const at::Tensor& t : tensors)
+      if (t.numel() > 0 && !t.is_non_overlapping_and_dense())
+        fail(*trace, "unsupported-operator", called + " of a tensor whose elements overlap, or lie apart");
   // It was computed from numbers alone: torch.div(8, 4).
   if (!info.factory && !from_tensors && tensors.size() == 1 && tensors[0].defined() && !is_fake(tensors[0]) &&
       can_be_constant(tensors[0]) && !tensors[0].unsafeGetTensorImpl()->is_wrapped_number()) {

@@ -103,3 +103,17 @@ def test_arrays_in_other_orders():
 
         x = torch.ones(())
         assert_same(kiln.compile(f)(x), f(x))
+
+
+@pytest.mark.parametrize("strides", [(8, 2), (0, 1), (1, 1), (3, 1), (1, 2)])
+@pytest.mark.parametrize("make", [torch.empty_strided, torch.zeros(2).new_empty_strided])
+def test_memory_between_elements(make, strides):
+    def f(x):
+        y = make((2, 3), strides).fill_(2.0)
+        return y, y.exp(), x.as_strided((2,), (1,)) + y[0, 0], y.untyped_storage().nbytes()
+
+    x = torch.randn(4)
+    want = f(x)
+    got = kiln.compile(f)(x)
+    assert_same(got, want)
+    assert [t.stride() for t in got[:3]] == [t.stride() for t in want[:3]]
