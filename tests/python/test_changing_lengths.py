@@ -142,6 +142,7 @@ def test_one_list_under_two_names():
         torch.testing.assert_close(compiled(torch.ones(1), [], asked), torch.full((1,), float(n)))
         torch.testing.assert_close(compiled(torch.ones(1), asked, asked), torch.full((1,), n + 1.0))
 
+
 class Growing(nn.Module):
     """Looks for a submodule by name in a dict of which it has asked the length."""
 

@@ -302,3 +302,33 @@ def test_tracebacks_name_the_lines(f):
     expected = lines(f)
     for _ in range(2):
         assert lines(compiled) == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.hann_window(3, dtype=torch.int64),
+        lambda: torch.kaiser_window(3, True, 12.0, dtype=torch.int64),
+        lambda: torch.arange(0, 3, dtype=torch.bool),
+        lambda: torch.arange(0, 3, dtype=torch.complex64),
+        lambda: torch.linspace(0, 1, 3, dtype=torch.bool),
+        lambda: torch.logspace(0, 1, 3, dtype=torch.bool),
+        lambda: torch.tril_indices(3, 3, dtype=torch.uint8),
+        lambda: torch.triu_indices(3, 3, dtype=torch.float32),
+        lambda: torch.full((2,), 1 + 2j, dtype=torch.float32),
+        lambda: torch.full((2,), 1 + 2j, dtype=torch.int64),
+    ],
+)
+def test_what_a_factory_refuses_is_refused_where_nobody_uses_it(make):
+    def f(x):
+        try:
+            make()
+        except RuntimeError as error:
+            return x + 1, type(error).__name__, str(error)
+        return x - 1, None, None
+
+    x = torch.zeros(2)
+    want, got = f(x), kiln.compile(f)(x)
+    assert want[1] is not None
+    assert got[1:] == want[1:]
+    assert torch.equal(got[0], want[0])

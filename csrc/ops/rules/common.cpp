@@ -87,6 +87,9 @@ void check_fits(const Arg& number, DType t) {
       {DType::BFloat16, {0x1.fep127, "at::BFloat16"}},
       {DType::Float32, {FLT_MAX, "float"}},
   };
+  if (number.is<std::complex<double>>() && number.as<std::complex<double>>().imag() != 0 && t != DType::Bool &&
+      !is_complex(t))
+    shape_error("value cannot be converted to this dtype without overflow");
   const auto largest = kLargest.find(t);
   if (largest == kLargest.end() || !number.is_number() || number.is<std::complex<double>>()) return;
   const double v = number.to_double(), most = largest->second.first;

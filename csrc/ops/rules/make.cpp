@@ -41,6 +41,7 @@ Metas range(const Arg& start, const Arg& end, const Arg& step, size_t dtype_at, 
   const auto is_whole = [](const Arg& a) { return a.is<int64_t>() || a.is<bool>(); };
   const bool whole = is_whole(start) && is_whole(end) && is_whole(step);
   const DType dtype = dtype_or(args, dtype_at, whole ? DType::Int64 : default_dtype());
+  if (dtype == DType::Bool || is_complex(dtype)) shape_error("a range is not implemented for this dtype");
   double count = 0;
   if (step.to_double() == 0) shape_error("step must be nonzero");
   const bool up = step.to_double() > 0;
@@ -72,6 +73,12 @@ Metas factory_at(int size_at, int dtype_at, int format_at, DType absent, Args ar
   return one(out);
 }
 
+Metas window_at(int dtype_at, Args args) {
+  Metas out = factory_at(0, dtype_at, -1, default_dtype(), args);
+  if (!is_floating(out[0].dtype)) shape_error("a window expects floating point dtypes");
+  return out;
+}
+
 Metas empty_strided(const OpInfo&, Args args) {
   TensorMeta out = fresh(args[0].to_ints(), dtype_or(args, 2, default_dtype()), device_in(args, 2).value_or(Device{}));
   out.strides = args[1].to_ints();
@@ -101,6 +108,7 @@ Metas linspace(const OpInfo&, Args args) {
   const size_t at = args.size() > 3 && args[3].is_number() ? 4 : 3;
   const DType dtype = dtype_or(args, at, absent);
   if (complex && !is_complex(dtype)) throw Unsupported("complex ends in a dtype that has no place for them");
+  if (dtype == DType::Bool) shape_error("a range is not implemented for this dtype");
   return one(fresh({args[2].to_int()}, dtype, device_in(args, at).value_or(Device{})));
 }
 
@@ -122,7 +130,9 @@ Metas triangle_indices(const OpInfo& info, Args args) {
     const int64_t below = std::clamp<int64_t>(r + offset + (lower ? 1 : 0), 0, cols);
     count += lower ? below : cols - below;
   }
-  return one(fresh({2, count}, dtype_or(args, 3, DType::Int64), device_in(args, 3).value_or(Device{})));
+  const DType dtype = dtype_or(args, 3, DType::Int64);
+  if (dtype != DType::Int64 && dtype != DType::Int32) shape_error("indices are not implemented for this dtype");
+  return one(fresh({2, count}, dtype, device_in(args, 3).value_or(Device{})));
 }
 
 Metas like_at(size_t dtype_at, Args args) {

@@ -11,6 +11,12 @@ template <int Size, int Dtype, int Format>
 Metas factory(const OpInfo&, Args args) {
   return factory_at(Size, Dtype, Format, default_dtype(), args);
 }
+/// Of floating numbers alone, with a size of one number: hann_window.
+Metas window_at(int dtype_at, Args args);
+template <int Dtype>
+Metas window(const OpInfo&, Args args) {
+  return window_at(Dtype, args);
+}
 /// Integer by default: randint, randperm.
 template <int Size, int Dtype>
 Metas int_factory(const OpInfo&, Args args) {

@@ -313,7 +313,8 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
         if (!missing_ok) missing(o, name);
         return nullptr;
       }
-    if (runs_unpack_hooks(descr)) return graph_break("call-that-breaks", "the saved tensors of a function that ran before");
+    if (runs_unpack_hooks(descr))
+      return graph_break("call-that-breaks", "the saved tensors of a function that ran before");
     py::Ref real = py::Ref::steal(get(descr, o, reinterpret_cast<PyObject*>(t)));
     if (!real) {
       missed([&] { guard(GK::AttrLacks, k->source, name); }, missing_ok);
