@@ -174,6 +174,14 @@ variable_list CompiledBackward::trace(const variable_list& grads) {
   return part.defined.none() ? variable_list(parts_->grad_of.size()) : replay(part, grads);
 }
 
+namespace {
+bool is_channels_last(const graph::Arg& format) {
+  using Format = graph::MemoryFormat;
+  return format.is<Format>() &&
+         (format.as<Format>() == Format::ChannelsLast || format.as<Format>() == Format::ChannelsLast3d);
+}
+}  // namespace
+
 variable_list CompiledBackward::replay(const joint::Part& part, const variable_list& grads) {
   const joint::Narrowed narrowed = parts_->graph_of_backward(part);
   std::vector<at::Tensor> args;
@@ -186,10 +194,14 @@ variable_list CompiledBackward::replay(const joint::Part& part, const variable_l
     const at::Tensor& grad = grads[i - saved.size()];
     args.push_back(is_special(grad) ? grad : as_tangent(grad, parts_->tangent_metas[i - saved.size()]));
   }
-  // Many gradients in one have other strides than the one that the graph was made for.
-  static const graph::Op kView("aten::view"), kReshape("aten::reshape");
-  for (const auto& node : narrowed.graph->nodes())
+  // Many gradients in one have other strides than the one that the graph was made for, and a dimension more than a
+  // memory format is for.
+  static const graph::Op kView("aten::view"), kReshape("aten::reshape"), kClone("aten::clone");
+  const bool many = std::any_of(grads.begin(), grads.end(), is_special);
+  for (const auto& node : narrowed.graph->nodes()) {
     if (node->op == kView) node->op = kReshape;
+    if (many && node->op == kClone && node->args.size() > 1 && is_channels_last(node->args[1])) node->args.resize(1);
+  }
   return joint::replay(*narrowed.graph, at::GradMode::is_enabled())(args);
 }
 

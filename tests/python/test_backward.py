@@ -618,3 +618,16 @@ def test_gradients_that_only_operators_know(kind, f):
         return type(g).__name__, g.layout, plain(g)
 
     assert_same(gradient(kiln.compile(f)), gradient(f))
+
+
+def test_many_gradients_at_once_pass_through_convolutions():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    want = torch.autograd.functional.jacobian(net, x, vectorize=True)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(kiln.compile(net), x, vectorize=True), want)
+    x.requires_grad_()
+    y, other = kiln.compile(net)(x), net(x)
+    grads = torch.randn(3, *y.shape)
+    (got,) = torch.autograd.grad(y, x, grads, is_grads_batched=True)
+    (want,) = torch.autograd.grad(other, x, grads, is_grads_batched=True)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
