@@ -287,9 +287,10 @@ class Machine {
   bool waits_for_loader(PyObject* function);
   /// The same of a backward, which may meet what was called before.
   bool backward_waits_for_loader() const;
-  PyObject* put_off_for(const std::string& loader);
   /// Gives the capture up for this call of the program: a NotYet.
   PyObject* put_off(std::string why);
+  /// The same until the loader of this name has run.
+  PyObject* put_off_for(const std::string& loader);
   /// What a polyfill gave; with NotImplemented the call is not handled, and null.
   static PyObject* unless_declined(PyObject* result, bool* handled);
 

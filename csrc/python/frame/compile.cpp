@@ -504,7 +504,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     mode().compile_seconds += seconds;
     entry->id = cache.compiles++;
     entry->owner = target.owner;
-    owner.put_off = 0;
+    cache.owners[target.owner].put_off = 0;
     if (!late_sizes) ++cache.owners[target.owner].compiles;
     cache.entries.insert(cache.entries.begin(), entry);
     if (late_sizes) drop_oldest(cache, target.owner, limit + options().size_limit);
