@@ -36,6 +36,10 @@ struct Device {
 enum class Layout : uint8_t { Strided, Sparse, Mkldnn, Other };
 enum class MemoryFormat : uint8_t { Contiguous, Preserve, ChannelsLast, ChannelsLast3d };
 
+inline bool is_channels_last(MemoryFormat f) {
+  return f == MemoryFormat::ChannelsLast || f == MemoryFormat::ChannelsLast3d;
+}
+
 /// What is known of a tensor without its data. sizes, strides in elements; offset in elements into its storage.
 struct TensorMeta {
   DType dtype = DType::Float32;

@@ -174,14 +174,6 @@ variable_list CompiledBackward::trace(const variable_list& grads) {
   return part.defined.none() ? variable_list(parts_->grad_of.size()) : replay(part, grads);
 }
 
-namespace {
-bool is_channels_last(const graph::Arg& format) {
-  using Format = graph::MemoryFormat;
-  return format.is<Format>() &&
-         (format.as<Format>() == Format::ChannelsLast || format.as<Format>() == Format::ChannelsLast3d);
-}
-}  // namespace
-
 variable_list CompiledBackward::replay(const joint::Part& part, const variable_list& grads) {
   const joint::Narrowed narrowed = parts_->graph_of_backward(part);
   std::vector<at::Tensor> args;
@@ -200,7 +192,9 @@ variable_list CompiledBackward::replay(const joint::Part& part, const variable_l
   const bool many = std::any_of(grads.begin(), grads.end(), is_special);
   for (const auto& node : narrowed.graph->nodes()) {
     if (node->op == kView) node->op = kReshape;
-    if (many && node->op == kClone && node->args.size() > 1 && is_channels_last(node->args[1])) node->args.resize(1);
+    if (many && node->op == kClone && node->args.size() > 1 && node->args[1].is<graph::MemoryFormat>() &&
+        is_channels_last(node->args[1].as<graph::MemoryFormat>()))
+      node->args.resize(1);
   }
   return joint::replay(*narrowed.graph, at::GradMode::is_enabled())(args);
 }
