@@ -259,7 +259,7 @@ PyObject* Machine::evaluate(py311::Frame* frame, int throw_flag) {
     bool push_lasti = false;
     if (!broken && ts->curexc_value && find(ts->curexc_value))  // it would get another traceback and context
       graph_break("traceback", "an exception that existed before is raised");
-    const bool catchable = !broken && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    const bool catchable = !broken && !interrupted();
     if (!catchable || !py311::find_handler(e.code, e.at, &handler, &level, &push_lasti)) {
       PyObject** base = py311::stack_base(frame);
       while (e.sp > base) Py_XDECREF(e.pop());
@@ -498,7 +498,7 @@ CaptureResult Machine::run() {
     if (not_yet) throw NotYet(given_up);
     throw Unsupported(given_up);
   }
-  if (!r && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+  if (!r && interrupted()) {
     PyErr_Clear();
     PyErr_SetInterrupt();  // it reaches the user where eager code runs on
     throw Unsupported("interrupted");

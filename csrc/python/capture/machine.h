@@ -164,6 +164,9 @@ class Machine {
   void guard(Guard::Kind kind, const SourcePtr& source, PyObject* object = nullptr, uint64_t number = 0,
              const SourcePtr& other = nullptr);
   SourcePtr child(guards::Source::Kind kind, const SourcePtr& base, PyObject* key, int64_t index = 0);
+  /// Where class `type`, which `source` leads to, has its attribute `name`: what a staticmethod wraps, or what it
+  /// holds.
+  SourcePtr attribute_of_class(const SourcePtr& source, PyObject* type, PyObject* name);
   SourcePtr source_of_object(PyObject* o);  // its known source, or a Const source
   /// The user's line now, "file:line"; null if no code runs.
   const std::shared_ptr<const std::string>& where();
@@ -224,6 +227,8 @@ class Machine {
   PyObject* after_c_call(PyObject* result);
   /// C code that iterates would advance an iterator that existed before the call: a graph break then, and true.
   bool refuses_iterator(PyObject* o);
+  /// Whether C may read all that `o` gives, one after the other; a graph break otherwise.
+  bool iterates(PyObject* o) { return !refuses_iterator(o) && reads(o, -1); }
   /// The arguments of a call that C code makes; `iterators`: whether it takes from iterators among them.
   bool refuses_arguments(PyObject* const* args, size_t nargsf, PyObject* kwnames, bool iterators);
   bool has_fake(PyObject* o, int depth = 0);
@@ -377,6 +382,8 @@ class Machine {
   /// What the Python function of this frame, which is done, gives if C code may have called it through a slot (as
   /// __index__), which wants an int, a float or a str. Steals `result`.
   PyObject* result_of_slot(const py311::Frame* frame, PyObject* result);
+  /// Whether a KeyboardInterrupt is set that comes from the user's Ctrl-C, and not from a `raise` of the program.
+  bool interrupted() const;
   /// Whether the exception that is set says that C code was given a stand-in of a number or a text.
   bool refuses_stand_in() const;
   PyObject* number_step(PyObject* const* args, size_t n);
@@ -736,6 +743,8 @@ class Machine {
   std::vector<py::Ref> generators;                   // weak references to those that the captured code made
   /// Exceptions that came to a handler, with the root's instruction that raised them.
   std::unordered_map<PyObject*, int> caught;
+  std::unordered_set<PyObject*> failed_iterators;  // of loops; a later instruction would find them exhausted
+  py::Ref raised_interrupt;                        // the KeyboardInterrupt that the program raised last
   py::Ref handled_at_start;  // the exception that callers are handling, which the program's have for a __context__
   /// A point of the capture, to tell what has changed since then.
   struct Moment {

@@ -128,7 +128,10 @@ Flow op_for_iter(Exec& e, int arg) {
     return e.push_seen(v);
   }
   if (PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_StopIteration)) return Flow::Error;
+    if (!PyErr_ExceptionMatches(PyExc_StopIteration)) {
+      e.m.failed_iterators.insert(it);
+      return Flow::Error;
+    }
     PyErr_Clear();
   }
   e.drop(1);
@@ -265,6 +268,11 @@ Flow op_reraise(Exec& e, int arg) {
   return Flow::Error;
 }
 
+bool Machine::interrupted() const {
+  if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return false;
+  return !raised_interrupt || PyThreadState_Get()->curexc_value != raised_interrupt.get();
+}
+
 Flow op_raise_varargs(Exec& e, int arg) {
   py::Ref cause = arg == 2 ? py::Ref::steal(e.pop()) : py::Ref();
   py::Ref exc = arg >= 1 ? py::Ref::steal(e.pop()) : py::Ref();
@@ -301,6 +309,7 @@ Flow op_raise_varargs(Exec& e, int arg) {
     PyException_SetCause(value.get(), c.release());
   }
   PyErr_SetObject(PyExceptionInstance_Class(value.get()), value.get());
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) e.m.raised_interrupt = value;
   return Flow::Error;
 }
 

@@ -1,4 +1,4 @@
-// Operators, containers, strings, functions, imports and pattern matching.
+// Operators, containers, strings, functions and imports.
 #include <string_view>
 
 #include "python/capture/call_tools.h"
@@ -460,7 +460,7 @@ Flow op_map_add(Exec& e, int arg) {
 
 Flow op_list_extend(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
-  if (e.m.refuses_iterator(it.get()) || !e.m.reads(it.get(), -1)) return Flow::Error;
+  if (!e.m.iterates(it.get())) return Flow::Error;
   PyObject* none = _PyList_Extend(reinterpret_cast<PyListObject*>(e.top(arg - 1)), it.get());
   if (!none) {
     if (PyErr_ExceptionMatches(PyExc_TypeError) && !Py_TYPE(it.get())->tp_iter && !PySequence_Check(it.get())) {
@@ -475,7 +475,7 @@ Flow op_list_extend(Exec& e, int arg) {
 
 Flow op_set_update(Exec& e, int arg) {
   py::Ref it = py::Ref::steal(e.pop());
-  if (e.m.refuses_iterator(it.get()) || !e.m.reads(it.get(), -1)) return Flow::Error;
+  if (!e.m.iterates(it.get())) return Flow::Error;
   e.m.pin(it.get());
   return _PySet_Update(e.top(arg - 1), it.get()) < 0 ? Flow::Error : Flow::Next;
 }
@@ -539,7 +539,7 @@ Flow op_unpack_ex(Exec& e, int arg) {
   if (exact) arg &= ~(1 << 30);
   const int before = exact ? arg : arg & 0xFF, after = exact ? 0 : arg >> 8;
   py::Ref seq = py::Ref::steal(e.pop());
-  if (e.m.refuses_iterator(seq.get()) || !e.m.reads(seq.get(), -1)) return Flow::Error;
+  if (!e.m.iterates(seq.get())) return Flow::Error;
   if (!Py_TYPE(seq.get())->tp_iter && !PySequence_Check(seq.get())) {
     PyErr_Format(PyExc_TypeError, "cannot unpack non-iterable %.200s object", Py_TYPE(seq.get())->tp_name);
     return Flow::Error;
@@ -657,102 +657,6 @@ Flow op_import_from(Exec& e, int arg) {
   return e.push_seen(v);
 }
 
-// --- pattern matching ----------------------------------------------------------------------------------------------
-
-Flow op_get_len(Exec& e, int) {
-  if (!e.m.reads(e.top(), -1)) return Flow::Error;
-  const Py_ssize_t n = PyObject_Length(e.top());
-  if (n < 0) return Flow::Error;
-  e.push(PyLong_FromSsize_t(n));
-  return Flow::Next;
-}
-
-Flow op_match_mapping(Exec& e, int) {
-  e.push(Py_NewRef(Py_TYPE(e.top())->tp_flags & Py_TPFLAGS_MAPPING ? Py_True : Py_False));
-  return Flow::Next;
-}
-
-Flow op_match_sequence(Exec& e, int) {
-  e.push(Py_NewRef(Py_TYPE(e.top())->tp_flags & Py_TPFLAGS_SEQUENCE ? Py_True : Py_False));
-  return Flow::Next;
-}
-
-Flow op_match_keys(Exec& e, int) {
-  PyObject* keys = e.top(0);
-  PyObject* subject = e.top(1);
-  if (!e.m.reads(subject, -1)) return Flow::Error;
-  const Py_ssize_t n = PyTuple_GET_SIZE(keys);
-  py::Ref values = py::Ref::steal(PyTuple_New(n));
-  if (!values) return Flow::Error;
-  static PyObject* get = PyUnicode_InternFromString("get");
-  py::Ref missing = py::Ref::steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type)));
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* v = PyObject_CallMethodObjArgs(subject, get, PyTuple_GET_ITEM(keys, i), missing.get(), nullptr);
-    if (!v) return Flow::Error;
-    if (v == missing.get()) {
-      Py_DECREF(v);
-      e.push(Py_NewRef(Py_None));
-      return Flow::Next;
-    }
-    PyTuple_SET_ITEM(values.get(), i, v);
-  }
-  e.push(values.release());
-  return Flow::Next;
-}
-
-Flow op_match_class(Exec& e, int arg) {
-  py::Ref names_tuple = py::Ref::steal(e.pop()), type = py::Ref::steal(e.pop()), subject = py::Ref::steal(e.pop());
-  const int is = PyObject_IsInstance(subject.get(), type.get());
-  if (is < 0) return Flow::Error;
-  auto none = [&] {
-    if (PyErr_Occurred()) {
-      if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return Flow::Error;
-      PyErr_Clear();
-    }
-    e.push(Py_NewRef(Py_None));
-    return Flow::Next;
-  };
-  if (!is) return none();
-  const Py_ssize_t kwargs = PyTuple_GET_SIZE(names_tuple.get());
-  py::Ref out = py::Ref::steal(PyTuple_New(arg + kwargs));
-  if (!out) return Flow::Error;
-  if (arg > 0) {
-    static PyObject* match_args = PyUnicode_InternFromString("__match_args__");
-    py::Ref fields = py::Ref::steal(PyObject_GetAttr(type.get(), match_args));
-    if (!fields) {
-      if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return Flow::Error;
-      PyErr_Clear();
-      // Builtin types match themselves by position.
-      const bool self =
-          PyType_Check(type.get()) && (reinterpret_cast<PyTypeObject*>(type.get())->tp_flags & _Py_TPFLAGS_MATCH_SELF);
-      if (!self || arg > 1) {
-        PyErr_Format(PyExc_TypeError, "%s() accepts %d positional sub-patterns (%d given)",
-                     reinterpret_cast<PyTypeObject*>(type.get())->tp_name, self ? 1 : 0, arg);
-        return Flow::Error;
-      }
-      PyTuple_SET_ITEM(out.get(), 0, subject.new_ref());
-    } else {
-      if (!PyTuple_CheckExact(fields.get()) || PyTuple_GET_SIZE(fields.get()) < arg) {
-        PyErr_Format(PyExc_TypeError, "%s() accepts fewer positional sub-patterns (%d given)",
-                     reinterpret_cast<PyTypeObject*>(type.get())->tp_name, arg);
-        return Flow::Error;
-      }
-      for (int i = 0; i < arg; ++i) {
-        PyObject* v = e.m.load_attr(subject.get(), PyTuple_GET_ITEM(fields.get(), i));
-        if (!v) return none();
-        PyTuple_SET_ITEM(out.get(), i, v);
-      }
-    }
-  }
-  for (Py_ssize_t i = 0; i < kwargs; ++i) {
-    PyObject* v = e.m.load_attr(subject.get(), PyTuple_GET_ITEM(names_tuple.get(), i));
-    if (!v) return none();
-    PyTuple_SET_ITEM(out.get(), arg + i, v);
-  }
-  e.push(out.release());
-  return Flow::Next;
-}
-
 // --- calls -----------------------------------------------------------------------------------------------------------
 
 Flow op_kw_names(Exec& e, int arg) {
@@ -780,7 +684,7 @@ Flow op_call_function_ex(Exec& e, int arg) {
   py::Ref kwargs = (arg & 1) ? py::Ref::steal(e.pop()) : py::Ref();
   py::Ref args = py::Ref::steal(e.pop());
   PyObject* callable = e.top();
-  if (e.m.refuses_iterator(args.get()) || !e.m.reads(args.get(), -1)) return Flow::Error;
+  if (!e.m.iterates(args.get())) return Flow::Error;
   if (kwargs && !e.m.reads(kwargs.get(), -1)) return Flow::Error;
   if (kwargs && !PyDict_CheckExact(kwargs.get())) {
     py::Ref d = py::Ref::steal(PyDict_New());

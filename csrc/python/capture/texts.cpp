@@ -63,7 +63,7 @@ PyObject* Machine::joined_text(PyObject* join, PyObject* given) {
   py::Ref items = py::Ref::borrow(given);
   if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given)) {
     // As str.join does it, whose items could not be texts.
-    if (refuses_iterator(given) || !reads(given, -1)) return nullptr;
+    if (!iterates(given)) return nullptr;
     items = py::Ref::steal(after_c_call(PySequence_List(given)));
     if (!items) return nullptr;
   }
