@@ -133,6 +133,14 @@ def resume_dict_iterator(mapping, view, consumed):
     return iterator
 
 
+def resume_set_iterator(elements, consumed):
+    """An iterator over a set or frozenset that has passed `consumed` elements."""
+    iterator = iter(elements)
+    for _ in range(consumed):
+        next(iterator)
+    return iterator
+
+
 def attrgetter(name, *names):
     """operator.attrgetter, in Python."""
 

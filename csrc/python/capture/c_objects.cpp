@@ -29,9 +29,7 @@ bool is_one_of(const char* name, const char* const (&names)[n]) {
 
 /// The class in C whose layout instances of `t` have; object for plain classes of Python.
 PyTypeObject* c_base(PyTypeObject* t) {
-  // What a class statement made has the destructor of all such classes.
-  const destructor of_python = reinterpret_cast<PyTypeObject*>(names().module_type)->tp_dealloc;
-  while (t->tp_base && is_heap(t) && t->tp_dealloc == of_python) t = t->tp_base;
+  while (t->tp_base && py311::is_of_class_statement(t)) t = t->tp_base;
   return t;
 }
 

@@ -19,6 +19,7 @@ using SK = guards::Source::Kind;
 void Leaver::diff_dict(const Known& k) {
   PyObject* now = k.stand_in.get();
   py::Ref items = base_items(now);
+  if (!items) throw NotRebuildable{std::string("a broken ") + Py_TYPE(now)->tp_name};
   PyObject* before = k.snapshot.get();  // key, value, key, value ...
   const Py_ssize_t n_before = PyList_GET_SIZE(before) / 2, n = PyList_GET_SIZE(items.get());
   m.activate(const_cast<Known&>(k));
@@ -137,10 +138,7 @@ void Leaver::diff(Known& k) {
     diff_dict(k);
   } else if (PySet_Check(now)) {
     RecipePtr value = make(Recipe::Kind::Set);
-    Py_ssize_t pos = 0;
-    PyObject* key;
-    Py_hash_t hash;
-    while (_PySet_NextEntry(now, &pos, &key, &hash)) value->parts.push_back(recipe(key));
+    elements_of_set(now, *value);
     m.activate(k);
     add(SideEffect::Kind::ReplaceSet, source(k.source), nullptr, value);
   }

@@ -61,6 +61,7 @@ class Leaver {
   RecipePtr of_class(const RecipePtr& tensor, PyTypeObject* type);
   RecipePtr instance(PyObject* o);
   std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...
+  void elements_of_set(PyObject* set, Recipe& r);
   RecipePtr by_reduce(PyObject* o);
   RecipePtr begin(PyObject* o, Recipe::Kind kind) {
     RecipePtr r = make(kind);
@@ -79,7 +80,10 @@ class Leaver {
 
   Machine& m;
   std::unordered_map<PyObject*, RecipePtr> made_;
+  static constexpr int kDeepestRecipe = 2000;  // what is made of them is gone through in recursions, too
+  int depth_ = 0;
   std::unordered_set<PyObject*> open_;
+  std::unordered_set<PyObject*> entered_;  // whose recipes are on the way
   std::vector<Machine::MadeId> ids_;
   std::unordered_map<const c10::TensorImpl*, int64_t> outputs_;
 };

@@ -102,9 +102,8 @@ bool has_hints_of(Machine& m, PyObject* made, PyObject* real) {
 /// Whether all that an object of this class consists of is what it refers to: a class statement's, with no state
 /// of C's, and types.SimpleNamespace.
 bool is_made_of_references(PyTypeObject* t) {
-  static const destructor of_class_statement = reinterpret_cast<PyTypeObject*>(names().module_type)->tp_dealloc;
   static const PyTypeObject* namespace_type = Py_TYPE(PySys_GetObject("implementation"));
-  return t == namespace_type || t->tp_dealloc == of_class_statement;
+  return t == namespace_type || py311::is_of_class_statement(t);
 }
 
 /// Whether objects of this class are told from all others.

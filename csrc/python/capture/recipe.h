@@ -22,8 +22,8 @@ struct Recipe {
     Null,       // the NULL that CPython pushes on its stack (PUSH_NULL)
     List,       // new list of `parts`
     Tuple,      // new tuple of `parts` (exact type tuple)
-    Set,        // new set of `parts`
-    FrozenSet,  // new frozenset of `parts`
+    Set,        // new set of `parts`; or a copy of `object`, a set of constants, with the elements in the same places
+    FrozenSet,  // the same, a frozenset
     Dict,       // new dict; parts alternate key, value
     Slice,      // parts: start, stop, step
     Cell,       // new cell; parts: content, or none if empty

@@ -61,10 +61,26 @@ RecipePtr Leaver::cell(PyObject* c) {
   throw NotRebuildable{"a cell of the captured function's closure"};
 }
 
+namespace {
+/// While what an object refers to is looked at that is filled in when all objects exist: what is on the way may be
+/// among it.
+class FilledLater {
+ public:
+  explicit FilledLater(std::unordered_set<PyObject*>& open) : open_(open), on_the_way_(std::exchange(open, {})) {}
+  ~FilledLater() { open_ = std::move(on_the_way_); }
+  FilledLater(const FilledLater&) = delete;
+
+ private:
+  std::unordered_set<PyObject*>& open_;
+  std::unordered_set<PyObject*> on_the_way_;
+};
+}  // namespace
+
 void Leaver::attributes(PyObject* o, Recipe& r) {
   PyObject** slot = _PyObject_GetDictPtr(o);
   py::Ref dict = slot ? py::Ref::steal(PyObject_GenericGetDict(o, nullptr)) : py::Ref();
   PyErr_Clear();
+  const FilledLater later(open_);
   Py_ssize_t pos = 0;
   PyObject *name, *value;
   while (dict && PyDict_Next(dict.get(), &pos, &name, &value))
@@ -84,6 +100,10 @@ void Leaver::attributes(PyObject* o, Recipe& r) {
 
 std::vector<RecipePtr> Leaver::dict_parts(PyObject* o) {
   py::Ref items = base_items(o);
+  if (!items) {  // an OrderedDict from which dict's own methods took something
+    PyErr_Clear();
+    throw NotRebuildable{std::string("a broken ") + Py_TYPE(o)->tp_name};
+  }
   std::vector<RecipePtr> parts;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
     PyObject* pair = PyList_GET_ITEM(items.get(), i);
@@ -100,10 +120,9 @@ RecipePtr Leaver::instance(PyObject* o) {
   PyTypeObject* base = t;
   while (base && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
   // Only classes made in Python: those of C keep state where no recipe sees it.
-  static const destructor python_dealloc = reinterpret_cast<PyTypeObject*>(names().module_type)->tp_dealloc;
   bool in_python = (t->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0;
   for (PyTypeObject* b = t; b && (b->tp_flags & Py_TPFLAGS_HEAPTYPE); b = b->tp_base)
-    in_python = in_python && b->tp_dealloc == python_dealloc;
+    in_python = in_python && py311::is_of_class_statement(b);
   if (!in_python && !PyTuple_Check(o) && !PyExceptionInstance_Check(o))
     throw NotRebuildable{std::string("an object of class ") + t->tp_name};
   if (PyTuple_Check(o) && !in_python && t->tp_new != PyTuple_Type.tp_new && !PyObject_HasAttrString(type, "_fields")) {
@@ -149,6 +168,7 @@ RecipePtr Leaver::instance(PyObject* o) {
       }
     }
   }
+  const FilledLater later(open_);
   if (PyDict_Check(o)) {
     r->elements = dict_parts(o);
   } else if (PyList_Check(o)) {
@@ -164,6 +184,7 @@ RecipePtr Leaver::instance(PyObject* o) {
 
 /// Iterators and partials say themselves how to make them again: (callable, arguments, state).
 RecipePtr Leaver::by_reduce(PyObject* o) {
+  if (m.failed_iterators.contains(o)) throw NotRebuildable{"an iterator that has failed"};
   static PyObject* rebuild = PyObject_GetAttrString(polyfills(), "rebuild");
   const PyTypeObject* t = Py_TYPE(o);
   if (t == &PyDictIterKey_Type || t == &PyDictIterValue_Type || t == &PyDictIterItem_Type) {
@@ -178,7 +199,10 @@ RecipePtr Leaver::by_reduce(PyObject* o) {
       // A real iterator again, which notices when the dict changes under it.
       auto* dict = reinterpret_cast<PyObject*>(it->dict);
       Known* k = m.find(dict);
-      if (it->used != it->dict->ma_used || (k && k->snapshot && PyList_GET_SIZE(k->snapshot.get()) != 2 * it->used))
+      Py_ssize_t ahead = 0;  // a key that was removed and set again is ahead, too
+      for (Py_ssize_t at = it->position; PyDict_Next(dict, &at, nullptr, nullptr);) ++ahead;
+      if (it->used != it->dict->ma_used || ahead != it->left ||
+          (k && k->snapshot && PyList_GET_SIZE(k->snapshot.get()) != 2 * it->used))
         throw NotRebuildable{"an iterator of a dict that has changed"};
       static PyObject* resume = PyObject_GetAttrString(polyfills(), "resume_dict_iterator");
       const char* view = t == &PyDictIterKey_Type ? "keys" : t == &PyDictIterValue_Type ? "values" : "items";
@@ -187,6 +211,28 @@ RecipePtr Leaver::by_reduce(PyObject* o) {
       r->parts = {recipe(dict), constant(py::Ref::steal(PyUnicode_FromString(view)).get()),
                   constant(py::Ref::steal(PyLong_FromSsize_t(it->used - it->left)).get())};
       return made_[o] = r;
+    }
+  }
+  if (t == &PySetIter_Type) {
+    struct SetIterator {  // CPython 3.11's private setiterobject
+      PyObject_HEAD PySetObject* set;
+      Py_ssize_t used, position, left;
+    };
+    const auto* it = reinterpret_cast<SetIterator*>(o);
+    if (it->set) {
+      auto* set = reinterpret_cast<PyObject*>(it->set);
+      Known* k = m.find(set);
+      if (it->used != it->set->used || (k && m.was_written(*k)))
+        throw NotRebuildable{"an iterator of a set that has changed"};
+      const RecipePtr of = recipe(set);
+      const bool as_it_is = of->object && (of->kind == Recipe::Kind::Set || of->kind == Recipe::Kind::FrozenSet);
+      if (of->kind == Recipe::Kind::Source || as_it_is) {  // else the elements come to other places
+        static PyObject* resume = PyObject_GetAttrString(polyfills(), "resume_set_iterator");
+        RecipePtr r = make(Recipe::Kind::Call);
+        r->object = py::Ref::borrow(resume);
+        r->parts = {of, constant(py::Ref::steal(PyLong_FromSsize_t(it->used - it->left)).get())};
+        return made_[o] = r;
+      }
     }
   }
   py::Ref reduced = py::Ref::steal(PyObject_CallMethod(o, "__reduce__", nullptr));
@@ -200,6 +246,21 @@ RecipePtr Leaver::by_reduce(PyObject* o) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(reduced.get()) && i < 3; ++i)
     r->parts.push_back(recipe(PyTuple_GET_ITEM(reduced.get(), i)));
   return made_[o] = r;
+}
+
+void Leaver::elements_of_set(PyObject* set, Recipe& r) {
+  Py_ssize_t at = 0;
+  PyObject* key;
+  Py_hash_t hash;
+  while (_PySet_NextEntry(set, &at, &key, &hash)) r.parts.push_back(recipe(key));
+  // In which order a set is gone through depends on what it held before, too. What is made anew hashes anew.
+  at = 0;
+  for (const RecipePtr& part : r.parts)
+    if (!_PySet_NextEntry(set, &at, &key, &hash) || part->kind != Recipe::Kind::Constant || part->object.get() != key)
+      return;
+  r.parts.clear();
+  r.object = py::Ref::steal(r.kind == Recipe::Kind::Set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
+  if (!r.object || !py311::copy_set(r.object.get(), set)) throw py::PythonError{};
 }
 
 RecipePtr Leaver::contents(PyObject* o) {
@@ -234,10 +295,7 @@ RecipePtr Leaver::contents(PyObject* o) {
   }
   if (PyAnySet_CheckExact(o)) {
     r = begin(o, PySet_CheckExact(o) ? Recipe::Kind::Set : Recipe::Kind::FrozenSet);
-    Py_ssize_t pos = 0;
-    PyObject* key;
-    Py_hash_t hash;
-    while (_PySet_NextEntry(o, &pos, &key, &hash)) r->parts.push_back(recipe(key));
+    elements_of_set(o, *r);
     return r;
   }
   throw NotRebuildable{Py_TYPE(o)->tp_name};
@@ -265,6 +323,12 @@ PyObject* descriptor_behind(PyObject* o, PyObject* self, PyObject* name) {
 }  // namespace
 
 RecipePtr Leaver::recipe(PyObject* o) {
+  struct Level {
+    int& depth;
+    explicit Level(int& d) : depth(d) { ++depth; }
+    ~Level() { --depth; }
+  } level(depth_);
+  if (depth_ > kDeepestRecipe) throw NotRebuildable{"a chain of too many objects that refer to one another"};
   if (!o) return make(Recipe::Kind::Null);
   const Class c = m.classify(o);
   if (c == Class::Type && m.made_types.count(o)) throw NotRebuildable{"a class that the captured code made"};
@@ -335,6 +399,8 @@ RecipePtr Leaver::recipe(PyObject* o) {
     PyObject* o;
     ~Open() { set.erase(o); }
   };
+  if (!entered_.insert(o).second) throw NotRebuildable{"an object that contains itself"};
+  Open entered{entered_, o};
   switch (c) {
     case Class::Tensor: {
       RecipePtr r = output(o);
@@ -364,13 +430,15 @@ RecipePtr Leaver::recipe(PyObject* o) {
       return contents(o);
     }
     case Class::Deque: {
-      RecipePtr r = make(Recipe::Kind::Call), list = make(Recipe::Kind::List);
+      open_.insert(o);
+      Open open{open_, o};
+      RecipePtr r = begin(o, Recipe::Kind::Call), list = make(Recipe::Kind::List);
       py::Ref items = py::Ref::steal(PySequence_List(o)), maxlen = py::Ref::steal(PyObject_GetAttrString(o, "maxlen"));
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i)
         list->parts.push_back(recipe(PyList_GET_ITEM(items.get(), i)));
       r->object = py::Ref::borrow(names().deque);
       r->parts = {list, recipe(maxlen.get())};
-      return made_[o] = r;
+      return r;
     }
     case Class::Method: {
       RecipePtr r = make(Recipe::Kind::Method);
@@ -421,7 +489,9 @@ RecipePtr Leaver::recipe(PyObject* o) {
     RecipePtr r = make(Recipe::Kind::Call);
     if (PyObject* d = descriptor_behind(o, self.get(), name.get())) {
       r->object = py::Ref::steal(PyObject_GetAttrString(d, "__get__"));
-      r->parts = {recipe(self.get())};
+      // Without a class, CPython 3.11 looks into a null pointer for methods that ask for theirs (METH_METHOD).
+      PyObject* const type = reinterpret_cast<PyObject*>(PyDescr_TYPE(d));
+      r->parts = {recipe(self.get()), constant(type)};
     } else {
       r->object = py::Ref::borrow(getattr);
       r->parts = {recipe(self.get()), constant(name.get())};

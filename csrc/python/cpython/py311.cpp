@@ -130,7 +130,19 @@ bool copy_set(PyObject* empty, PyObject* set) {
   to->fill = from->fill;
   to->used = from->used;
   to->mask = from->mask;
+  to->finger = from->finger;
   return true;
+}
+
+bool is_of_class_statement(PyTypeObject* t) {
+  // Such classes share a destructor; those that C makes from a description may have it, too, but bring a __new__.
+  static PyObject* const made =
+      PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyType_Type), "s(){}", "OfClassStatement");
+  static PyObject* const name = PyUnicode_InternFromString("__new__");
+  if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) || t->tp_dealloc != reinterpret_cast<PyTypeObject*>(made)->tp_dealloc)
+    return false;
+  PyObject* const allocates = PyDict_GetItemWithError(t->tp_dict, name);
+  return !allocates || !PyCFunction_Check(allocates);
 }
 
 PyObject* dict_behind(PyObject* o) {

@@ -103,10 +103,13 @@ class RunningFrame {
   _PyCFrame cframe_;
 };
 
-/// Gives `empty`, a set or frozenset that nobody has seen, the elements of `set` in the same places: both are gone
-/// through in one order, and what is added next comes to one place. CPython's own copies close the gaps that removed
-/// elements leave. False with MemoryError set.
+/// Gives `empty`, a set or frozenset that nobody has seen or a set that was cleared, the elements of `set` in the same
+/// places: both are gone through in one order, and what is added or popped next is the same. CPython's own copies close
+/// the gaps that removed elements leave. False with MemoryError set.
 bool copy_set(PyObject* empty, PyObject* set);
+/// Whether a class statement made the class, and not C: instances are what they refer to, and have no state of C's
+/// but that of a base.
+bool is_of_class_statement(PyTypeObject* t);
 /// The dict of which `o` is a mappingproxy, borrowed; null for any other object.
 PyObject* dict_behind(PyObject* o);
 /// The version that CPython stamps on each dict anew at every write.

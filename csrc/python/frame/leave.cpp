@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "python/cpython/function_modes.h"
+#include "python/cpython/py311.h"
 #include "python/pch.h"
 
 namespace kiln::frame {
@@ -78,6 +79,8 @@ int LeaveProgram::visit(const RecipePtr& recipe, std::vector<guards::SourcePtr>&
   }
   if (recipe->kind == Recipe::Kind::Output) used_outputs_.push_back(recipe->index);
   for (const RecipePtr& part : recipe->parts) step.parts.push_back(part ? visit(part, wanted, slots) : -1);
+  // The content of one of its parts may refer to it, and is filled in behind all parts.
+  if (auto it = slots.find(recipe.get()); it != slots.end()) return it->second;
   const int slot = step.slot = num_slots_++;
   slots.emplace(recipe.get(), slot);
   steps_.push_back(std::move(step));
@@ -183,6 +186,7 @@ void LeaveProgram::make(const Step& s, const GraphOutputs& outputs, PyObject* co
     case Recipe::Kind::Set:
     case Recipe::Kind::FrozenSet: {
       out = check(s.kind == Recipe::Kind::Set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
+      if (s.object) must(py311::copy_set(out.get(), s.object.get()) ? 0 : -1);
       for (int p : s.parts) must(PySet_Add(out.get(), slots[p].get()));
       return;
     }
@@ -316,7 +320,7 @@ void LeaveProgram::apply(const Effect& e, std::vector<Ref>& slots) const {
     }
     case SideEffect::Kind::ReplaceSet:
       must(PySet_Clear(target));
-      must(_PySet_Update(target, value));
+      must(py311::copy_set(target, value) ? 0 : -1);
       return;
     case SideEffect::Kind::ReplaceDeque: {
       const Ref cleared = check(PyObject_CallMethod(target, "clear", nullptr));
