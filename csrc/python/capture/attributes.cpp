@@ -1,4 +1,6 @@
 // Attributes, globals and cells: reads by path with guards, writes into overlays.
+#include <structmember.h>
+
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/capture/sizes.h"
@@ -298,6 +300,13 @@ bool runs_unpack_hooks(PyObject* descr) {
 }
 }  // namespace
 
+SourcePtr Machine::attribute_of_class(const SourcePtr& source, PyObject* type, PyObject* name) {
+  static PyObject* func = PyUnicode_InternFromString("__func__");
+  const SourcePtr held = child(SK::Attr, source, name);
+  PyObject* o = _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type), name);
+  return o && Py_IS_TYPE(o, &PyStaticMethod_Type) ? child(SK::Attr, held, func) : held;
+}
+
 PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok) {
   PyTypeObject* t = Py_TYPE(o);
   PyObject* descr = _PyType_Lookup(t, name);
@@ -328,7 +337,11 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
   if (found || PyErr_Occurred()) return v;
   if (descr && get) {
     if (k->alike) guard(GK::Is, k->source, o);  // a method of the function itself
-    return after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+    v = after_c_call(get(descr, o, reinterpret_cast<PyObject*>(t)));
+    if (!v || !Py_IS_TYPE(descr, &PyStaticMethod_Type) || find(v) || is_constant(v)) return v;
+    const py::Ref wrapped = py::Ref::steal(v);
+    PyObject* const type = reinterpret_cast<PyObject*>(t);
+    return see(v, attribute_of_class(child(SK::Const, nullptr, type), type, name));
   }
   if (descr) {
     // A class attribute: the type's guard holds what it is, but not what is inside a container or an instance.
@@ -425,7 +438,7 @@ PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool
     return hold.release();
   }
   if (find(v)) return observe(find(v)->stand_in.get()) ? find(v)->stand_in.new_ref() : nullptr;
-  return see(v, child(SK::Attr, source_of_object(type), name));
+  return see(v, attribute_of_class(source_of_object(type), type, name));
 }
 
 PyObject* Machine::unknown_traceback() {
@@ -459,7 +472,7 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
     case Class::Tensor:
       return load_tensor_attr(o, name, missing_ok);
     case Class::Method:
-      if (!_PyType_Lookup(t, name)) {  // the function's
+      if (!_PyType_Lookup(t, name) || PyUnicode_CompareWithASCIIString(name, "__doc__") == 0) {  // the function's
         Known* k = find_plain(o);
         py::Ref f = k ? py::Ref::steal(load_attr(o, names().func)) : py::Ref::borrow(PyMethod_GET_FUNCTION(o));
         return f ? load_attr(f.get(), name, missing_ok) : nullptr;
@@ -672,9 +685,17 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
     return false;
   }
   PyObject* descr = _PyType_Lookup(Py_TYPE(o), name);
-  if (descr && Py_TYPE(descr)->tp_descr_set && Py_TYPE(descr) != &PyMemberDescr_Type)
-    return store_by_descriptor(descr, o, name, value);
-  if (plain && !(descr && Py_TYPE(descr)->tp_descr_set)) {
+  const bool member = descr && Py_IS_TYPE(descr, &PyMemberDescr_Type);
+  const bool data = descr && Py_TYPE(descr)->tp_descr_set;
+  if (data && !member) return store_by_descriptor(descr, o, name, value);
+  const bool read_only = member ? reinterpret_cast<PyMemberDescrObject*>(descr)->d_member->flags & READONLY
+                                : plain && !_PyObject_GetDictPtr(o);
+  if (read_only) {
+    if (PyObject_GenericSetAttr(o, name, value) < 0) return false;
+    graph_break("write-to-c-attribute", std::string("writing attribute ") + PyUnicode_AsUTF8(name));
+    return false;
+  }
+  if (plain && !data) {
     o = dict_owner(o);
     k = find(o);
   }

@@ -143,8 +143,10 @@ PyObject* Machine::after_c_call(PyObject* r) {
 }
 
 bool Machine::refuses_iterator(PyObject* o) {
+  static PyObject* name = PyUnicode_InternFromString("__next__");
   PyTypeObject* t = Py_TYPE(o);
-  if (!t->tp_iternext || (t->tp_flags & Py_TPFLAGS_HEAPTYPE) || !find_plain(o)) return false;
+  if (!PyIter_Check(o) || !find_plain(o)) return false;
+  if (PyObject* next = _PyType_Lookup(t, name); next && PyFunction_Check(next)) return false;  // captured itself
   graph_break("iterator-from-outside",
               std::string("a use of a ") + t->tp_name + " that was made before the captured code");
   return true;
@@ -431,6 +433,8 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (const auto known = decide_truth(THPVariable_Unpack(args[0]))) return PyBool_FromLong(*known);
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
+    if (t == &PyMap_Type && PyVectorcall_NARGS(nargsf) > 0 && args[0] == reinterpret_cast<PyObject*>(&PyType_Type))
+      return graph_break("call-that-breaks", "map(type, ...), where C code asks for the classes of stand-ins");
     // Containers keep what they are given; type() and super() ask for no value.
     const bool keeps = is_container(classify_type(t)) || (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_iternext);
     for (size_t i = 0; t != &PyType_Type && t != &PySuper_Type && i < count_of(nargsf, kwnames); ++i)
@@ -716,10 +720,10 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       if (arg(0) && PyType_Check(arg(0)) && refuses_class_write(arg(0))) return nullptr;
       return after_c_call(native());
     case Policy::ObjectSetAttr:
-      if (kwnames || count != 3 || !PyUnicode_Check(arg(1))) return native();
+      if (kwnames || count != 3 || !PyUnicode_Check(arg(1)) || PyType_Check(arg(0))) return native();
       return generic_store_attr(arg(0), arg(1), arg(2)) ? Py_NewRef(Py_None) : nullptr;
     case Policy::ObjectDelAttr:
-      if (kwnames || count != 2 || !PyUnicode_Check(arg(1))) return native();
+      if (kwnames || count != 2 || !PyUnicode_Check(arg(1)) || PyType_Check(arg(0))) return native();
       return generic_store_attr(arg(0), arg(1), nullptr) ? Py_NewRef(Py_None) : nullptr;
     case Policy::ObjectGetAttr: {
       if (kwnames || count != 2 || !PyUnicode_Check(arg(1))) return native();

@@ -195,6 +195,10 @@ bool Machine::differs(const Known& k) const {
   }
   if (PyDict_Check(now)) {
     const py::Ref items = base_items(now);  // before: key, value, key, value ...
+    if (!items) {
+      PyErr_Clear();
+      return true;
+    }
     const Py_ssize_t n = PyList_GET_SIZE(items.get());
     if (2 * n != PyList_GET_SIZE(before)) return true;
     for (Py_ssize_t i = 0; i < n; ++i) {
@@ -222,6 +226,8 @@ void Machine::note_write(PyObject* o) {
 }
 
 void Machine::note_writes(PyObject* const* args, size_t n) {
+  PyObject *type, *value, *traceback;  // of a call that raised; it may have written before
+  PyErr_Fetch(&type, &value, &traceback);
   for (size_t i = 0; i < n; ++i) {
     PyObject* const o = args[i];
     if (PyCFunction_Check(o)) {  // a bound method, which C code may call
@@ -232,6 +238,7 @@ void Machine::note_writes(PyObject* const* args, size_t n) {
     if (dict || PyTuple_Check(o) || PyFrozenSet_Check(o) || !is_container(classify(o))) continue;
     if (Known* const k = find(o); k && k->kind == Known::Kind::Shadow && !k->touched) k->touched = differs(*k);
   }
+  PyErr_Restore(type, value, traceback);
 }
 
 void Machine::pin_compared(PyObject* c_callable, PyObject* const* args, size_t n) {
@@ -261,7 +268,9 @@ PyObject* Machine::reduce_existing(PyObject* c_callable, PyObject* const* args, 
 }
 
 bool Machine::reads_attributes(PyObject* c_callable, PyObject* const* args, size_t n) {
-  if (n == 0 || !find_plain(args[0]) || classify(args[0]) != Class::Instance) return false;
+  if (n == 0) return false;
+  PyObject* const o = classify(args[0]) == Class::Method ? PyMethod_GET_FUNCTION(args[0]) : args[0];
+  if (!find_plain(o) || (classify(o) != Class::Instance && classify(o) != Class::Function)) return false;
   const char* name = name_of(c_callable);
   if (!reads_all(name)) return false;
   graph_break("call-that-breaks", std::string(name) + " of an existing object, which reads all of its attributes");
