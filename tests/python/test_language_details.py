@@ -6,7 +6,9 @@ import csv
 import functools
 import io
 import itertools
+import os
 import re
+import tempfile
 import types
 
 import pytest
@@ -329,11 +331,76 @@ def list_that_a_comparison_changes():
     return items.count(3), len(items)
 
 
-NUMBERS = [torch.rand(()).item() for _ in range(3)]
+LOG = []
+
+
+class Logs:
+    def __init__(self):
+        LOG.append("made")
+
+    def __del__(self):
+        LOG.append("gone")
+
+
+def object_with_a_finalizer():
+    LOG.clear()
+    held = Logs()  # noqa: F841
+    print(end="")
+    LOG.append("at work")
+    print(end="")
+    return list(LOG)
+
+
+def file_that_nobody_names_again():
+    file = tempfile.NamedTemporaryFile()
+    name = file.name
+    print(end="")
+    return os.path.exists(name)
+
+
+def generator_that_nobody_asks_again():
+    def numbers():
+        try:
+            yield 1
+        finally:
+            LOG.append("closed")
+
+    LOG.clear()
+    it = numbers()
+    print(next(it), end="")
+    LOG.append("at work")
+    print(end="")
+    return list(LOG)
+
+
+def buffer_that_is_looked_at():
+    data = bytearray(8)
+    view = memoryview(data)  # noqa: F841
+    print(end="")
+    try:
+        data.append(1)
+    except BufferError as e:
+        return str(e)
+
+
+def coroutine_that_existed():
+    async def work():
+        return 3
+
+    @types.coroutine
+    def waits():
+        return (yield from coroutine)
+
+    coroutine = work()
+    print(end="")
+    try:
+        waits().send(None)
+    except StopIteration as e:
+        return e.value
 
 
 def classes_of_numbers():
-    return set(map(type, NUMBERS))
+    return set(map(type, [X.sum().item(), X.mean().item()]))
 
 
 PROGRAMS = [
@@ -356,6 +423,11 @@ PROGRAMS = [
     chain_of_objects,
     ordered_dict_that_is_broken,
     list_that_a_comparison_changes,
+    object_with_a_finalizer,
+    file_that_nobody_names_again,
+    generator_that_nobody_asks_again,
+    buffer_that_is_looked_at,
+    coroutine_that_existed,
     classes_of_numbers,
 ]
 

@@ -145,7 +145,7 @@ PyObject* Machine::after_c_call(PyObject* r) {
 bool Machine::refuses_iterator(PyObject* o) {
   static PyObject* name = PyUnicode_InternFromString("__next__");
   PyTypeObject* t = Py_TYPE(o);
-  if (!PyIter_Check(o) || !find_plain(o)) return false;
+  if (!(PyIter_Check(o) || PyCoro_CheckExact(o)) || !find_plain(o)) return false;
   if (PyObject* next = _PyType_Lookup(t, name); next && PyFunction_Check(next)) return false;  // captured itself
   graph_break("iterator-from-outside",
               std::string("a use of a ") + t->tp_name + " that was made before the captured code");

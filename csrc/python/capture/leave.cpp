@@ -303,8 +303,9 @@ bool Machine::is_made_function(PyObject* f) {
 }
 
 namespace {
-/// Whether a weak reference tells when `o`, or an object in it, dies. Tensors, which are stand-ins here, aside. A
-/// module may be given one yet: its hooks of gradients have it.
+/// Whether something tells when `o`, or an object in it, dies: a weak reference, a finalizer (__del__, the `finally` of
+/// a generator, the end of a file), or a buffer that may be resized again. Tensors, which are stand-ins here, aside. A
+/// module may be given a weak reference yet: its hooks of gradients have it.
 bool is_watched(PyObject* o) {
   constexpr size_t kMost = 4096;  // objects that are looked at
   std::vector<PyObject*> todo{o};
@@ -316,6 +317,7 @@ bool is_watched(PyObject* o) {
     if (PyType_Check(now) || PyModule_Check(now) || PyFunction_Check(now) || PyCode_Check(now) || py::is_tensor(now))
       continue;
     if (PyObject_TypeCheck(now, reinterpret_cast<PyTypeObject*>(names().module_type))) return true;
+    if (type->tp_finalize || type->tp_del || PyMemoryView_Check(now)) return true;
     if (PyType_SUPPORTS_WEAKREFS(type) && *PyObject_GET_WEAKREFS_LISTPTR(now)) return true;
     if (!type->tp_traverse || !PyObject_IS_GC(now)) continue;
     struct Visit {
