@@ -433,8 +433,10 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (const auto known = decide_truth(THPVariable_Unpack(args[0]))) return PyBool_FromLong(*known);
   auto native = [&]() -> PyObject* {
     if (refuses_arguments(args, nargsf, kwnames, /*iterators=*/true)) return nullptr;
-    if (t == &PyMap_Type && PyVectorcall_NARGS(nargsf) > 0 && args[0] == reinterpret_cast<PyObject*>(&PyType_Type))
-      return graph_break("call-that-breaks", "map(type, ...), where C code asks for the classes of stand-ins");
+    const auto stands_in = [this](PyObject* o) { return is_open_number(o) || is_number(o) || is_text(o); };
+    if (t == &PyMap_Type && PyVectorcall_NARGS(nargsf) == 2 && args[0] == reinterpret_cast<PyObject*>(&PyType_Type) &&
+        any_within(args[1], stands_in))
+      return graph_break("call-that-breaks", "map(type, ...) of numbers of the graph, for which C sees stand-ins");
     // Containers keep what they are given; type() and super() ask for no value.
     const bool keeps = is_container(classify_type(t)) || (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_iternext);
     for (size_t i = 0; t != &PyType_Type && t != &PySuper_Type && i < count_of(nargsf, kwnames); ++i)
