@@ -134,8 +134,8 @@ def resume_dict_iterator(mapping, view, consumed):
 
 
 def resume_set_iterator(elements, consumed):
-    """An iterator over a set or frozenset that has passed `consumed` elements."""
-    iterator = iter(elements)
+    """An iterator over a set or frozenset that has passed `consumed` elements, whatever its class says of iterating."""
+    iterator = (set if isinstance(elements, set) else frozenset).__iter__(elements)
     for _ in range(consumed):
         next(iterator)
     return iterator

@@ -53,6 +53,21 @@ def set_iterator_behind_a_break():
     return first, type(it).__name__, it.__length_hint__(), sorted(it)
 
 
+class Doubled(set):
+    def __iter__(self):
+        it = super().__iter__()
+        for i in it:
+            print(end="")
+            yield 2 * i
+
+
+def set_of_a_class_that_iterates_itself():
+    it = set.__iter__(Doubled({1, 2, 3}))
+    first = next(it)
+    print(end="")
+    return first, list(it)
+
+
 # --- sets: the order in which they are gone through
 
 
@@ -407,6 +422,7 @@ PROGRAMS = [
     set_that_grows,
     dict_that_grows,
     set_iterator_behind_a_break,
+    set_of_a_class_that_iterates_itself,
     interrupt_in_an_iterator,
     interrupt_in_a_comparison,
     interrupt_that_escapes,

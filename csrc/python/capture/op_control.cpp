@@ -129,7 +129,7 @@ Flow op_for_iter(Exec& e, int arg) {
   }
   if (PyErr_Occurred()) {
     if (!PyErr_ExceptionMatches(PyExc_StopIteration)) {
-      e.m.failed_iterators.insert(it);
+      if (e.m.failed_iterators.insert(it).second) e.m.alive.push_back(py::Ref::borrow(it));
       return Flow::Error;
     }
     PyErr_Clear();
