@@ -127,15 +127,15 @@ def Logger_isEnabledFor(self, level):
 
 def resume_dict_iterator(mapping, view, consumed):
     """An iterator over a view of `mapping` ("keys", "values" or "items") that has passed `consumed` elements."""
-    iterator = iter(getattr(dict, view)(mapping))
-    for _ in range(consumed):
-        next(iterator)
-    return iterator
+    return _advanced(iter(getattr(dict, view)(mapping)), consumed)
 
 
 def resume_set_iterator(elements, consumed):
     """An iterator over a set or frozenset that has passed `consumed` elements, whatever its class says of iterating."""
-    iterator = (set if isinstance(elements, set) else frozenset).__iter__(elements)
+    return _advanced((set if isinstance(elements, set) else frozenset).__iter__(elements), consumed)
+
+
+def _advanced(iterator, consumed):
     for _ in range(consumed):
         next(iterator)
     return iterator

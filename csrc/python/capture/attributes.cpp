@@ -301,10 +301,9 @@ bool runs_unpack_hooks(PyObject* descr) {
 }  // namespace
 
 SourcePtr Machine::attribute_of_class(const SourcePtr& source, PyObject* type, PyObject* name) {
-  static PyObject* func = PyUnicode_InternFromString("__func__");
   const SourcePtr held = child(SK::Attr, source, name);
   PyObject* o = _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type), name);
-  return o && Py_IS_TYPE(o, &PyStaticMethod_Type) ? child(SK::Attr, held, func) : held;
+  return o && Py_IS_TYPE(o, &PyStaticMethod_Type) ? child(SK::Attr, held, names().func) : held;
 }
 
 PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok) {
@@ -690,11 +689,7 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
   if (data && !member) return store_by_descriptor(descr, o, name, value);
   const bool read_only = member ? reinterpret_cast<PyMemberDescrObject*>(descr)->d_member->flags & READONLY
                                 : plain && !_PyObject_GetDictPtr(o);
-  if (read_only) {
-    if (PyObject_GenericSetAttr(o, name, value) < 0) return false;
-    graph_break("write-to-c-attribute", std::string("writing attribute ") + PyUnicode_AsUTF8(name));
-    return false;
-  }
+  if (read_only) return PyObject_GenericSetAttr(o, name, value) == 0;  // writes nothing, and raises what eager raises
   if (plain && !data) {
     o = dict_owner(o);
     k = find(o);

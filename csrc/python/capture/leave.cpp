@@ -18,8 +18,7 @@ using SK = guards::Source::Kind;
 
 void Leaver::diff_dict(const Known& k) {
   PyObject* now = k.stand_in.get();
-  py::Ref items = base_items(now);
-  if (!items) throw NotRebuildable{std::string("a broken ") + Py_TYPE(now)->tp_name};
+  const py::Ref items = whole_items(now);
   PyObject* before = k.snapshot.get();  // key, value, key, value ...
   const Py_ssize_t n_before = PyList_GET_SIZE(before) / 2, n = PyList_GET_SIZE(items.get());
   m.activate(const_cast<Known&>(k));

@@ -99,7 +99,7 @@ class ClassPattern {
   Exec& e_;
   PyObject* subject_;
   PyTypeObject* type_;
-  py::Ref seen_ = py::Ref::steal(py::check(PySet_New(nullptr)).release());
+  py::Ref seen_ = py::check(PySet_New(nullptr));
 };
 }  // namespace
 

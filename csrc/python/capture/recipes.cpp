@@ -98,12 +98,14 @@ void Leaver::attributes(PyObject* o, Recipe& r) {
   }
 }
 
+py::Ref Leaver::whole_items(PyObject* dict) {
+  py::Ref items = base_items(dict);
+  if (!items) throw NotRebuildable{std::string("a broken ") + Py_TYPE(dict)->tp_name};
+  return items;
+}
+
 std::vector<RecipePtr> Leaver::dict_parts(PyObject* o) {
-  py::Ref items = base_items(o);
-  if (!items) {  // an OrderedDict from which dict's own methods took something
-    PyErr_Clear();
-    throw NotRebuildable{std::string("a broken ") + Py_TYPE(o)->tp_name};
-  }
+  const py::Ref items = whole_items(o);
   std::vector<RecipePtr> parts;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
     PyObject* pair = PyList_GET_ITEM(items.get(), i);
