@@ -17,6 +17,7 @@ from torch.optim.adagrad import _single_tensor_adagrad
 from torch.optim.sgd import _single_tensor_sgd
 
 from kiln import _C
+from kiln._comparisons import equal  # noqa: F401
 from kiln._higher_order import (  # noqa: F401
     CondOp___call__,
     FlexAttentionHOP___call__,

@@ -2,6 +2,7 @@
 what is read of them, or which one it is, is guarded all the same."""
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -145,6 +146,27 @@ def test_closures_behind_a_graph_break():
         return [step(X * n, torch.ones(2)).detach() for n in range(6)], list(model.parameters())
 
     assert_same(run(lambda f: f), run(kiln.compile), rtol=1e-5, atol=1e-6)
+
+
+def test_functions_that_die_before_the_next_call():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, f):
+            return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, None
+
+    @kiln.disable(recursive=False)
+    def call(x, n):
+        return Scaled.apply(x, lambda y: y * n)
+
+    compiled = kiln.compile(lambda x, n: call(x, n) + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the recompile limit
+        for n in range(20):
+            assert_same(X * n + 1, compiled(X, torch.tensor(float(n))))
 
 
 def test_breaking_functions_that_are_given_on():

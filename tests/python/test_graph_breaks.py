@@ -639,3 +639,62 @@ def test_a_generator_of_an_abandoned_capture_ends_unseen(wrap):
     for calls in range(1, 4):
         assert_same(compiled(X), f(X))
         assert log == ["end"] * 2 * calls
+
+
+def raises_value_error(x):
+    written.append(1)
+    if x.shape[0] == 3:
+        raise ValueError("three rows")
+    return x
+
+
+def shapes_differ(x):
+    return x @ torch.ones(5)
+
+
+def has_no_attribute(x):
+    return x.no_such_attribute
+
+
+def fails_assertion(x):
+    if x.dtype != torch.int64:
+        raise AssertionError("labels are integers")  # pytest changes asserts
+    return x
+
+
+def raises_behind_a_write(x):
+    try:
+        x.add_(1)
+        raise KeyError("k")
+    finally:
+        x.mul_(2)
+
+
+written = []
+
+
+@pytest.mark.parametrize("backend", ["kiln", "eager"])
+@pytest.mark.parametrize(
+    "f", [raises_value_error, shapes_differ, has_no_attribute, fails_assertion, raises_behind_a_write]
+)
+def test_fullgraph_raises_the_programs_own_exception(f, backend):
+    def run(compiled):
+        written.clear()
+        x, found = torch.ones(3), []
+        for _ in range(3):
+            with pytest.raises(Exception) as caught:
+                compiled(x)
+            found.append((caught.type, str(caught.value)))
+        return found, x.tolist(), list(written)
+
+    assert run(kiln.compile(f, fullgraph=True, backend=backend)) == run(f)
+
+
+def test_fullgraph_allows_an_exception_that_is_caught():
+    def f(x):
+        try:
+            return fails_assertion(x)
+        except AssertionError:
+            return x * 2
+
+    assert kiln.compile(f, fullgraph=True)(torch.ones(2)).tolist() == [2, 2]

@@ -745,3 +745,29 @@ def test_numbers_that_special_methods_give_to_c_code(program):
             return str(e)
 
     same(f(X), kiln.compile(f)(X))
+
+
+EQUALITY = {
+    "branch": lambda x, y: x + 1 if torch.equal(x, y) else x - 1,
+    "method": lambda x, y: x + 1 if x.equal(other=y) else x - 1,
+    "result": lambda x, y: (torch.equal(x, y), x + 1),
+    "not": lambda x, y: not torch.equal(x, y),
+    "and": lambda x, y: x * (torch.equal(x, x) and not torch.equal(x, y + 1)),
+}
+
+
+@pytest.mark.parametrize("program", EQUALITY.values(), ids=EQUALITY.keys())
+def test_equal_is_asked_in_the_graph(program):
+    compiled = kiln.compile(program, fullgraph=True)
+    nan = torch.tensor([1.0, math.nan])
+    for x, y in [(X, X.clone()), (X, X + 1), (X, X[:1]), (X, X.T), (nan, nan), (torch.empty(0), torch.empty(0))]:
+        if program is not EQUALITY["and"] or x.shape == y.shape:
+            same(program(x, y), compiled(x, y))
+
+
+def test_equal_of_two_dtypes():
+    def f(x, y):
+        return torch.equal(x, y), x + 1
+
+    for y in (X.long(), X.double() + 1e-12, X.half()):
+        same(f(X, y), kiln.compile(f)(X, y))

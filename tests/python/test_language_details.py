@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import os
+import pickle
 import re
 import tempfile
 import types
@@ -533,3 +534,16 @@ def test_what_functions_have_come_by():
 
     assert kiln.compile(documented)(Has()) == "new"
     assert isinstance(Has().method, types.MethodType) and Has.method.__doc__ == "new"
+
+
+def test_pickles_of_constants():
+    def f(x, *names, **options):
+        return x + 1, [pickle.dumps(o) for o in ({}, (), [], 3, "a", None)], pickle.dumps(options)
+
+    assert kiln.compile(f, fullgraph=True)(X)[1:] == f(X)[1:]
+
+    def parts(x, a, b):
+        return x + 1, pickle.dumps((a, b))
+
+    for pair in (("one", "two"), ({1: 2}, [X])):
+        assert kiln.compile(parts)(X, *pair)[1] == parts(X, *pair)[1]

@@ -116,8 +116,18 @@ def not_a_leaf(a, b):
     return step
 
 
+def made_of_data(a, b):
+    def step(x):
+        loss = torch.tensor(0.0, requires_grad=True)
+        weights = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        (g,) = torch.autograd.grad((x * weights).sum(), weights)
+        return loss + a(x).sum(), loss * 2, weights.is_leaf, g
+
+    return step
+
+
 WHOLE = [adversarial, frozen_inside, stays_frozen, frozen_behind_its_use, two_results, frozen_behind_a_result]
-WHOLE += [input_for_a_while, input_for_good]
+WHOLE += [input_for_a_while, input_for_good, made_of_data]
 
 
 def unfrozen_for_a_result(a, b):

@@ -97,7 +97,24 @@ bool Machine::is_trusted_namespace(PyObject* dict) {
 // --- globals
 // -----------------------------------------------------------------------------------------------------------
 
+bool Machine::is_namespace(PyObject* dict) {
+  static PyObject* const name_of_name = PyUnicode_InternFromString("__name__");
+  PyObject* name = PyDict_CheckExact(dict) ? PyDict_GetItemWithError(dict, name_of_name) : nullptr;
+  PyErr_Clear();
+  if (!name || !PyUnicode_Check(name)) return false;
+  PyObject* module = PyDict_GetItem(PyImport_GetModuleDict(), name);
+  return module && PyModule_Check(module) && PyModule_GetDict(module) == dict;
+}
+
+bool Machine::is_written_as_dict(PyObject* dict) const {
+  return namespaces_.contains(dict) && std::any_of(knowns.begin(), knowns.end(), [&](const Known& k) {
+           return k.real.get() == dict && was_written(k);
+         });
+}
+
 PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing) {
+  if (!namespaces_.empty() && (is_written_as_dict(globals) || is_written_as_dict(builtins)))
+    return graph_break("call-that-breaks", "a read of a module's variable, behind a change of its dict");
   if (!globals_written.empty()) {
     auto it = globals_written.find(globals);
     if (it != globals_written.end())
@@ -106,9 +123,12 @@ PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* 
         globals = nullptr;
       }
   }
+  py::Ref* builtin = nullptr;  // as the program has written it
+  if (!globals_written.empty())
+    if (auto it = globals_written.find(builtins); it != globals_written.end()) builtin = it->second.find(name);
   if (globals) {
     auto cached = globals_seen_.find({globals, name});
-    if (cached != globals_seen_.end()) return cached->second.new_ref();
+    if (cached != globals_seen_.end() && !builtin) return cached->second.new_ref();
     PyObject* o = PyDict_GetItemWithError(globals, name);
     if (o) {
       PyObject* v;
@@ -131,7 +151,8 @@ PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* 
     if (PyErr_Occurred()) return nullptr;
     if (builtins && !is_trusted_namespace(globals)) guard(GK::DictLacks, child(SK::Const, nullptr, globals), name);
   }
-  if (builtins) {
+  if (builtin && *builtin) return builtin->new_ref();
+  if (builtins && !builtin) {
     PyObject* o = PyDict_CheckExact(builtins) ? PyDict_GetItemWithError(builtins, name) : nullptr;
     if (o && globals && !is_trusted_namespace(globals)) {
       if (!builtins_) builtins_ = guards::constant(builtins, "builtins");
@@ -150,6 +171,10 @@ bool Machine::store_global(PyObject* globals, PyObject* name, PyObject* value) {
     PyObject* old = load_global(globals, nullptr, name);
     if (!old) return false;
     Py_DECREF(old);
+  }
+  if (namespaces_.contains(globals)) {
+    graph_break("call-that-breaks", "a change of a module's variable, behind a look at its dict");
+    return false;
   }
   // The warnings that wait for the end of the captured part, whose callables alone are made here, were given before.
   if (says_of_warnings(globals) &&

@@ -759,6 +759,14 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return graph_break("call-that-breaks", "a call of " + describe(callable));
     case Policy::Warn:
       return call_warn(args, n, kwnames);
+    case Policy::OfConstants: {
+      const auto plain = [&](PyObject* o) {
+        const bool container = PyTuple_CheckExact(o) || PyList_CheckExact(o) || PyDict_CheckExact(o);
+        return container ? PyObject_Size(o) == 0 && observe(o) : is_constant(o);
+      };
+      if (!std::all_of(args, args + count_of(nargsf, kwnames), plain)) break;
+      return native();
+    }
     case Policy::Defer:
       if (kwnames) break;
       return defer(py::Ref::borrow(callable), {args, args + n});

@@ -49,6 +49,7 @@ enum class Policy : unsigned char {
   Item,
   Polyfill,
   StandIn,
+  OfConstants,
   Defer,
   Warn,
   Loads,

@@ -422,8 +422,9 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
       return;
     }
   for (const Deferred& call : deferred)
-    if (versions_of(call.args) != call.versions) {
-      graph_break("call-that-breaks", "a tensor is written after a message was made of it");
+    if (const bool written = versions_of(call.args) != call.versions; written || sees_message(call)) {
+      graph_break("call-that-breaks", written ? "a tensor is written after a message was made of it"
+                                              : "a message to loggers or handlers that the program changes or reads");
       root_instruction = call.instruction;
       return;
     }

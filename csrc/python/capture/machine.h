@@ -208,7 +208,9 @@ class Machine {
   PyObject* load_grad(PyObject* o);                                      // tensors.cpp
   /// Gives an existing tensor's fake the stand-in of its .grad; with `look`, guards on what it is.
   bool ensure_grad(PyObject* fake, bool look);
-  bool is_trusted_namespace(PyObject* dict);  // torch's and the standard library's: functions there are not guarded
+  static bool is_namespace(PyObject* dict);       // a module's
+  bool is_written_as_dict(PyObject* dict) const;  // a namespace
+  bool is_trusted_namespace(PyObject* dict);      // torch's and the standard library's: functions there are not guarded
 
   // --- calls: call.cpp ---
   /// Calls with args[0..n); args[-1] may be overwritten. kwnames as in vectorcall. New reference.
@@ -721,6 +723,8 @@ class Machine {
   };
   static uint32_t versions_of(const std::vector<py::Ref>& objects);
   std::vector<Deferred> deferred;  // calls to make on leaving, in order
+  /// Whether the program changes what decides on a message to logging, or reads what the message may change.
+  bool sees_message(const Deferred& message) const;
   /// istft asks whether a condition is equal to true, that its windows leave a gap, and raises if it is.
   bool inside_istft = false;
   std::vector<py::Ref> grad_order;
@@ -847,7 +851,8 @@ class Machine {
     }
   };
   std::unordered_map<Pair, py::Ref, PairHash> globals_seen_, attributes_seen_;
-  SourcePtr builtins_;  // their dict, once it was read
+  SourcePtr builtins_;                        // their dict, once it was read
+  std::unordered_set<PyObject*> namespaces_;  // the dicts of modules that the program has, as dicts
   std::unordered_map<PyObject*, bool> trusted_;
   std::unordered_map<PyObject*, PyObject*> dict_owners_;  // by __dict__
   std::unordered_map<PyObject*, py::Ref> dict_shadows_;   // object -> shadow of its __dict__

@@ -551,6 +551,11 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
     return graph_break("call-that-breaks", "a read of the recorded warnings, behind one");
   if (n > kLargestShadow)
     return graph_break("large-container", source->text() + " has " + std::to_string(n) + " elements");
+  if (is_namespace(o)) {
+    if (globals_written.contains(o))
+      return graph_break("call-that-breaks", "a look at a module's dict, behind a change of its variables");
+    namespaces_.insert(o);
+  }
   Known fresh;
   fresh.kind = Known::Kind::Shadow;
   fresh.source = source;

@@ -377,6 +377,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   if (all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant)
     return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
   at::Tensor t, in_rows;
+  bool wanted = false;  // requires_grad
   {
     Paused paused_here(*this);
     aten::RecordingPaused no_recording;
@@ -389,18 +390,23 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
       made = py::Ref::steal(PyObject_CallOneArg(unwrap, made.get()));
     if (!made) return nullptr;
     t = THPVariable_Unpack(made.get());
+    wanted = t.requires_grad();
+    t = t.detach();
     in_rows = t.contiguous();
   }
   // An array, or a scalar of NumPy's, cannot be written into an fx graph.
   if (all > 0 && (PyObject_CheckBuffer(args[0]) || holds_numpy(args[0]))) torch_level_ok = false;
   if (!aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
-  return torch_call(callable, args, n, kwnames, [&] {
+  py::Ref made = py::Ref::steal(torch_call(callable, args, n, kwnames, [&] {
     at::Tensor numbers = aten::record_constant(trace, in_rows);
     // The copy of an array lies in memory as the array does.
     if (!t.is_contiguous()) numbers = at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(numbers);
     return THPVariable_Wrap(aten::inside_transform() ? at::lift_fresh(numbers) : numbers);
-  });
+  }));
+  if (!made || !wanted || (!aten::inside_transform() && make_leaf(THPVariable_Unpack(made.get()))))
+    return made.release();
+  return graph_break("tensor-constructor", std::string("torch.") + name + " with requires_grad");
 }
 
 PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {

@@ -54,6 +54,7 @@ struct Entry {
   // behind the original arguments.
   const void* owner = nullptr;    // see Target
   py::Ref globals;                // of the function it was made for: one code may run with others
+  std::string raises;             // under fullgraph, what to say if the continuation does not raise
   py::Ref continuation;           // code object
   py::Ref continuation_function;  // made of it for the globals it was last used with; none if it has a closure
   int64_t id = 0;

@@ -101,6 +101,13 @@ std::string reason_text(const capture::BreakReason& r) {
   return s;
 }
 
+/// Whether the break is the program's own exception, which the continuation raises as eager does.
+bool raises_itself(const CaptureResult& result) { return result.exit.reason.id == "exception"; }
+
+std::string not_full(const CaptureResult& result) {
+  return "graph break in a function compiled with fullgraph=True: " + reason_text(result.exit.reason);
+}
+
 /// Outputs that no recipe uses (values of dead locals) are not computed.
 void drop_unused_outputs(CaptureResult& result, LeaveProgram& leave) {
   if (!result.traced) return;
@@ -344,10 +351,9 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   }
   check_signals();
   const bool breaks = result.exit.kind == Exit::Kind::Break;
-  if (breaks && config.fullgraph) {
+  if (breaks && config.fullgraph && !raises_itself(result)) {
     log_artifact(Topic::graph_breaks, place_of(code), reason_text(result.exit.reason));
-    raise("GraphBreakError",
-          "graph break in a function compiled with fullgraph=True: " + reason_text(result.exit.reason));
+    raise("GraphBreakError", not_full(result));
   }
   Continuation continuation;
   const bool open = leaves_sizes_open(result, code, static_cast<bool>(config.backend));
@@ -383,6 +389,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   entry->leave = std::move(leave);
   entry->inference_outputs = result.inference_outputs;
   entry->continuation = continuation.code;
+  if (breaks && config.fullgraph) entry->raises = not_full(result);
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
   if (result.traced) entry->effects = effects_of(*result.traced);
   entry->has_assertions = static_cast<bool>(result.failed);
@@ -464,7 +471,6 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     return nullptr;
   }
   start_engine();
-  cache.drop_unreachable();
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
   if (!cache.entries.empty())
@@ -478,6 +484,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
                                          : cache.changing_numbers)
             .insert(change.source->text());
     }
+  cache.drop_unreachable();  // only now: a function that is gone tells what changes as well as another does
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles - cache.late_sizes.made() >= kOwners * limit;
   if (!late_sizes && (all || owner.compiles >= limit)) {

@@ -456,8 +456,11 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     args.push_back(state.get());
     owned.clear();
     results.clear();
+    std::optional<Scoped<ConfigPtr>> whole;
+    if (!entry->raises.empty()) whole.emplace(mode().config, nullptr);
     py::Ref result = py::Ref::steal(PyObject_Vectorcall(function.get(), args.data(), args.size(), nullptr));
     if (!result) return nullptr;
+    if (whole) raise("GraphBreakError", entry->raises);
     ResumeCall next;
     if (!take_resume_call(result.get(), &next)) return result.release();
     result = py::Ref();
