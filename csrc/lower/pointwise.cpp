@@ -273,7 +273,8 @@ Val relu6(Ops& o, Val x) { return o.Minimum(o.Maximum(x, zero(o, x)), c(o, x, 6)
 Val hardsigmoid(Ops& o, const Node&, Val x) { return o.Div(relu6(o, o.Add(x, c(o, x, 3))), c(o, x, 6)); }
 Val hardsigmoid_backward(Ops& o, const Node&, Val g, Val x) {
   const Val in = o.And(o.Gt(x, c(o, x, -3)), o.Lt(x, c(o, x, 3)));
-  return o.where(in, o.Mul(g, c(o, g, 1.0 / 6)), zero(o, g));
+  // ATen's sixth is a float, for doubles too.
+  return o.where(in, o.Mul(g, c(o, g, 1.0F / 6)), zero(o, g));
 }
 Val hardswish(Ops& o, const Node&, Val x) { return o.Div(o.Mul(x, relu6(o, o.Add(x, c(o, x, 3)))), c(o, x, 6)); }
 Val hardswish_backward(Ops& o, const Node&, Val g, Val x) {

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that compare tensors' values, as operators whose result the program branches by."""
+"""How polyfills compare tensors: by identity, and as torch.equal does, by operators whose result the program branches by."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ def equal(input, other):
     if not isinstance(other, torch.Tensor) or input.dtype != other.dtype or input.layout != other.layout:
         return NotImplemented
     return input.shape == other.shape and (input == other).all().item()
+
+
+def is_among(tensor, others):
+    """Whether one of `others` is this very object: `in` would compare tensors."""
+    for other in others:
+        if other is tensor:
+            return True
+    return False

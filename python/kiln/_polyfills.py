@@ -17,7 +17,8 @@ from torch.optim.adagrad import _single_tensor_adagrad
 from torch.optim.sgd import _single_tensor_sgd
 
 from kiln import _C
-from kiln._comparisons import equal  # noqa: F401
+from kiln._checkpoint import checkpoint, checkpoint_keeps  # noqa: F401
+from kiln._comparisons import equal, is_among  # noqa: F401
 from kiln._higher_order import (  # noqa: F401
     CondOp___call__,
     FlexAttentionHOP___call__,
@@ -281,14 +282,6 @@ def custom_function_target(cls):
     return _targets[cls]
 
 
-def _is_among(tensor, others):
-    """Whether one of `others` is this very object: `in` would compare tensors."""
-    for other in others:
-        if other is tensor:
-            return True
-    return False
-
-
 def custom_function(cls, args, differentiated):
     """torch.autograd.Function.apply as captured code runs it: forward, then, if its result may be `differentiated`, backward
     for gradients that stand for those to come."""
@@ -313,8 +306,8 @@ def custom_function(cls, args, differentiated):
     for i, output in enumerate(outputs):
         if not isinstance(output, torch.Tensor):
             continue
-        if _is_among(output, args):
-            if _is_among(output, context._kiln_plain):
+        if is_among(output, args):
+            if is_among(output, context._kiln_plain):
                 _C._custom_function("refuse", "its forward returns an input that it marks as non-differentiable")
             with torch.no_grad():
                 outputs[i] = output.view_as(output) if differentiated or not output.requires_grad else output.detach()
@@ -330,7 +323,7 @@ def custom_function(cls, args, differentiated):
         if not isinstance(output, torch.Tensor):
             _C._custom_function("refuse", "its forward returns other things than tensors")
         differentiates = output.is_floating_point() or output.is_complex()
-        differentiable.append(differentiates and not _is_among(output, context._kiln_plain))
+        differentiable.append(differentiates and not is_among(output, context._kiln_plain))
     inputs = tuple([a for a, needed in zip(args, context.needs_input_grad) if needed])
     wanted = tuple([o for o, yes in zip(outputs, differentiable) if yes])
     materialize = bool(context._kiln_materialize)
@@ -354,62 +347,6 @@ def custom_function(cls, args, differentiated):
         _C._custom_function("refuse", "its backward returns another number of gradients than its forward has inputs")
     _C._custom_function("end", tuple([g for g, needed in zip(found, context.needs_input_grad) if needed]))
     return result
-
-
-def checkpoint(
-    function,
-    *args,
-    use_reentrant=None,
-    context_fn=torch.utils.checkpoint.noop_context_fn,
-    determinism_check="default",
-    debug=False,
-    early_stop=True,
-    preserve_rng_state=True,
-    **kwargs,
-):
-    """torch.utils.checkpoint.checkpoint: what `function` computes is marked, and the compiler computes it again for the
-    backward, random numbers aside. What eager does in another way returns NotImplemented."""
-    if use_reentrant is None or debug or torch.utils.checkpoint._checkpoint_debug_enabled is not None:
-        return NotImplemented
-    differentiable = False
-    for a in args:
-        differentiable = differentiable or (isinstance(a, torch.Tensor) and a.requires_grad)
-    selective = context_fn is not torch.utils.checkpoint.noop_context_fn
-    if use_reentrant and (kwargs or not differentiable or selective):  # eager raises an error, or warns
-        return NotImplemented
-    if not torch.is_grad_enabled():
-        return function(*args, **kwargs)
-    policy = None
-    if selective:
-        contexts = context_fn()
-        if not isinstance(contexts[0], torch.utils.checkpoint._CachingTorchDispatchMode):
-            _C._checkpoint("refuse", "a checkpoint with contexts of its own")
-        policy = contexts[0].policy_fn
-    _C._checkpoint("begin", policy, bool(preserve_rng_state))
-    try:
-        result = function(*args, **kwargs)
-    finally:
-        _C._checkpoint("end")
-    if use_reentrant:  # one autograd.Function in eager
-        reason = "a reentrant checkpoint that returns what does not require gradients, or its input"
-        for output in result if isinstance(result, tuple) else (result,):
-            if isinstance(output, torch.Tensor) and _is_among(output, args):
-                _C._checkpoint("refuse", reason)
-            if isinstance(output, torch.Tensor) and output.is_floating_point() and not output.requires_grad:
-                _C._checkpoint("refuse", reason)
-    return result
-
-
-def checkpoint_keeps(policy, out, name, overload, args, kwargs):
-    """Whether a selective checkpoint's policy has the results of a call of an operator kept."""
-    namespace, name = name.split("::")
-    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-    if operator in torch.utils.checkpoint.SAC_IGNORED_OPS:
-        return False
-    context = torch.utils.checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=out)
-    answer = policy(context, operator, *args, **kwargs)
-    policies = torch.utils.checkpoint.CheckpointPolicy
-    return answer if isinstance(answer, bool) else answer in (policies.MUST_SAVE, policies.PREFER_SAVE)
 
 
 def TransformerEncoder_forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):

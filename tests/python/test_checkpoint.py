@@ -198,12 +198,11 @@ def test_new_random_numbers_for_the_backward():
     [
         {"use_reentrant": False, "debug": True},
         {"use_reentrant": False, "context_fn": lambda: (nullcontext(), nullcontext())},
-        {},
     ],
-    ids=["debug", "context_fn", "warning"],
+    ids=["debug", "context_fn"],
 )
 def test_what_eager_does_in_another_way(options):
-    """It stays eager's: its messages, contexts, errors and warnings."""
+    """It stays eager's: its messages and contexts."""
 
     def inner(x, scale=1.0):
         return x.exp() * scale
@@ -212,10 +211,24 @@ def test_what_eager_does_in_another_way(options):
         return checkpoint(inner, x.sin(), **options).cos()
 
     x = X.clone().requires_grad_()
+    assert breaks(f, x) > 0
+    check(f, x)
+
+
+def test_which_kind_is_left_unsaid():
+    """It is a reentrant one, with a warning."""
+    net = block(p=0.3)
+
+    def f(x):
+        return checkpoint(net, x.sin()).cos()
+
+    x = X.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="the use_reentrant parameter should be passed explicitly"):
+        kiln.compile(f, fullgraph=True)(x)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a missing use_reentrant
-        assert breaks(f, x) > 0
-        check(f, x)
+        warnings.simplefilter("ignore")
+        assert breaks(f, x) == 0
+        check(f, x, rtol=1e-5, atol=1e-5)
 
 
 def test_a_reentrant_one_takes_no_keywords():
@@ -247,7 +260,7 @@ def test_a_reentrant_one_of_inputs_without_gradients():
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
         expected = f(X)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
-        actual = kiln.compile(f)(X)
+        actual = kiln.compile(f, fullgraph=True)(X)
     assert not expected.requires_grad and not actual.requires_grad
     assert_same(expected, actual)
 

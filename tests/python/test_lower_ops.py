@@ -687,3 +687,18 @@ def test_values_without_vectors_are_those_of_eager():
         check(lambda x, y: (torch.linalg.svdvals(x), torch.linalg.eigvalsh(y)), x, y, rtol=0, atol=0, grad=False)
         check(lambda x: torch.linalg.svd(x)[1:], x, rtol=1e-5, atol=1e-5, grad=False)
     check(lambda x: torch.linalg.svdvals(x).sum() + torch.linalg.eigvalsh(x.mT @ x).sum(), x, rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_of_doubles_are_as_precise_as_eagers():
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+
+    def gradient(function):
+        def f(x):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(function(x).square().sum(), x)[0]
+
+        return f
+
+    for name in ("hardsigmoid", "hardswish", "gelu", "silu", "mish", "softplus", "selu", "elu", "logsigmoid"):
+        f = gradient(getattr(torch.nn.functional, name))
+        torch.testing.assert_close(kiln.compile(f)(x), f(x), rtol=1e-12, atol=1e-14, msg=name)
