@@ -102,7 +102,45 @@ def exchanged():
     return step, [a, b]
 
 
-WHOLE = [followed, written_in_place_afterwards, shared_with_a_result, given_an_argument, many_times, exchanged]
+def steps_by_hand():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def step(x):
+        loss = net(x).pow(2).sum()
+        loss.backward()
+        for p in net.parameters():
+            p.data = p.data - 0.1 * p.grad.data
+            p.grad.data.zero_()
+        return loss.detach(), sum(p.data.abs().sum() for p in net.parameters())
+
+    return step, list(net.parameters())
+
+
+def clipped_and_forgotten():
+    p = nn.Parameter(torch.ones(3))
+
+    def step(x):
+        y = (p * p * x).sum()
+        y.backward()
+        p.data = (p.data - p.grad).clamp(-0.5, 0.5)
+        p.data = p.data * 2
+        p.grad = None
+        with torch.no_grad():
+            return y, p * x
+
+    return step, [p]
+
+
+WHOLE = [
+    steps_by_hand,
+    clipped_and_forgotten,
+    followed,
+    written_in_place_afterwards,
+    shared_with_a_result,
+    given_an_argument,
+    many_times,
+    exchanged,
+]
 
 
 def kept_for_the_backward():
@@ -124,6 +162,46 @@ def with_gradients():
         (p * x).sum().backward()
         p.data = p.data - 0.1 * p.grad
         return (p * x).sum()
+
+    return step, [p]
+
+
+def saved_for_another_backward():
+    p = nn.Parameter(torch.ones(3))
+
+    def step(x):
+        first, second = (p * p * x).sum(), (p * p).sum()
+        first.backward()
+        p.data = p.data + 1
+        second.backward()
+        return first.detach(), second.detach()
+
+    return step, [p]
+
+
+def kept_by_retain_graph():
+    p = nn.Parameter(torch.ones(3))
+
+    def step(x):
+        y = (p * p * x).sum()
+        y.backward(retain_graph=True)
+        p.data = p.data + 1
+        y.backward()
+        return y.detach()
+
+    return step, [p]
+
+
+def used_again_with_gradients():
+    p = nn.Parameter(torch.ones(3))
+
+    def step(x):
+        for _ in range(2):
+            (p * p * x).sum().backward()
+            p.data = p.data - 0.1 * p.grad
+            p.grad = None
+        y = p.detach() * 2
+        return y, p.clone()
 
     return step, [p]
 
@@ -153,7 +231,8 @@ def of_another_shape_or_dtype():
     return step, [p]
 
 
-BREAKING = [kept_for_the_backward, with_gradients, needs_gradients_afterwards, of_another_shape_or_dtype]
+BREAKING = [kept_for_the_backward, with_gradients, saved_for_another_backward, kept_by_retain_graph]
+BREAKING += [used_again_with_gradients, needs_gradients_afterwards, of_another_shape_or_dtype]
 
 
 @pytest.mark.parametrize("make", [*WHOLE, *BREAKING], ids=lambda f: f.__name__)

@@ -204,6 +204,10 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
     return break_at_class(r);
   }
   if (r && py::is_tensor(r)) note_class(r);
+  if (r && differentiates_new_data(args, count_of(n, kwnames), r)) {
+    Py_DECREF(r);
+    return graph_break("autograd", "a use of a tensor that needs gradients and whose .data was written");
+  }
   if (r && !checkpoint.undecided.empty() && !decide_kept()) Py_CLEAR(r);
   if (r && n > 0 && trace.num_nodes != before && reshapes_input(args[0])) {
     Py_DECREF(r);
@@ -249,7 +253,7 @@ PyObject* Machine::constant_result(PyObject* callable, PyObject* const* args, si
   for (PyObject*& o : given) {
     if (!has_fake(o)) continue;
     PyObject* real = py::is_tensor(o) ? real_of(o) : nullptr;
-    if (!real || has_new_data(o) || THPVariable_Unpack(o)._version() != 0)
+    if (!real || new_data(o) || THPVariable_Unpack(o)._version() != 0)
       return graph_break("call-that-breaks",
                          "a call of " + describe(callable) + " with tensors that are computed here");
     o = real;

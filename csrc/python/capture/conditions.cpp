@@ -186,14 +186,41 @@ bool Machine::may_be_dropped() {
   return !acts_;
 }
 
+namespace {
+bool is_differentiated(const Node& n) {
+  return std::any_of(n.results.begin(), n.results.end(),
+                     [](const graph::TensorMeta& m) { return m.defined && m.requires_grad; });
+}
+}  // namespace
+
+Machine::NodeSet Machine::released_by_backward() {
+  // roots, gradients, retain_graph, create_graph, inputs, accumulate
+  static const graph::Op backward("kiln::backward");
+  NodeSet found;
+  std::vector<Node*> todo;
+  const auto visit = [&](Value v) {
+    if (v && is_differentiated(*v.node) && found.insert(v.node).second) todo.push_back(v.node);
+  };
+  for (const auto& n : trace.graph().nodes()) {
+    if (n->op != backward || n->arg(2).to_bool() || n->arg(3).to_bool() || !n->arg(4).is_none()) continue;
+    graph::for_each_value(n->arg(0), visit);
+    while (!todo.empty()) {
+      const Node* const next = todo.back();
+      todo.pop_back();
+      for (const graph::Arg& a : next->args) graph::for_each_value(a, visit);
+    }
+  }
+  return found;
+}
+
 bool Machine::may_be_saved(const at::Tensor& t) {
   const Value value = trace.find(t);
   if (!value) return false;
   Node* const base = bases_.of(value);
+  const NodeSet released = released_by_backward();
   const auto& nodes = trace.graph().nodes();
   return std::any_of(nodes.begin(), nodes.end(), [&](const auto& n) {
-    const bool differentiated = std::any_of(n->results.begin(), n->results.end(),
-                                            [](const graph::TensorMeta& m) { return m.defined && m.requires_grad; });
+    const bool differentiated = is_differentiated(*n) && !released.contains(n.get());
     bool reads = false;
     for (const graph::Arg& a : n->args)
       if (differentiated) graph::for_each_value(a, [&](Value v) { reads |= v && bases_.of(v) == base; });

@@ -208,8 +208,8 @@ void Leaver::side_effects() {
     PyObject* value = m.cells_written[c.get()].get();
     add(SideEffect::Kind::StoreCell, cell(c.get()), nullptr, value ? recipe(value) : nullptr);
   }
-  for (const auto& [fake, data] : m.data_written)
-    add(SideEffect::Kind::SetAttr, recipe(fake), names().data, recipe(data.get()));
+  for (const Machine::DataWritten& w : m.data_written)
+    add(SideEffect::Kind::SetAttr, recipe(w.tensor), names().data, recipe(w.data.get()));
   for (PyObject* fake : m.flags_written) {
     const bool now = THPVariable_Unpack(fake).requires_grad();
     if (THPVariable_Unpack(m.real_of(fake)).requires_grad() != now)

@@ -256,12 +256,23 @@ class Machine {
   PyObject* call_make_parameter(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
   /// Whether `tensor.data = value` changes nothing, as in a module.to() that finds all in its place.
   bool is_same_data(PyObject* tensor, PyObject* value) const;
-  /// Writes .data of an existing tensor that needs no gradient: from now on the program reads `value` there. False if
-  /// the graph cannot see to it.
+  struct DataWritten {
+    PyObject* tensor;     // the fake of an existing one
+    py::Ref data;         // what its .data is now
+    graph::Value before;  // what it was in the graph, which its gradient belongs to
+  };
+  /// Writes .data of an existing tensor: from now on the program reads `value` there. False if the graph cannot see to
+  /// it.
   bool replace_data(PyObject* tensor, PyObject* value);
-  bool has_new_data(PyObject* tensor) const;
-  /// Whether a call that is differentiated may have kept an existing tensor, or a view of it, for its backward.
+  const DataWritten* new_data(PyObject* tensor) const;
+  /// Whether a call that gave `result` is differentiated by a tensor whose .data was written, which the graph cannot
+  /// be.
+  bool differentiates_new_data(PyObject* const* args, size_t n, PyObject* result) const;
+  /// Whether a call that is differentiated may keep an existing tensor, or a view of it, for a backward still to come.
   bool may_be_saved(const at::Tensor& t);
+  using NodeSet = std::unordered_set<graph::Node*>;
+  /// The nodes that let go of what they kept in a backward that has run.
+  NodeSet released_by_backward();
   /// Lets a tensor that needs no gradient yet, or was made to, be a leaf. False if the graph cannot see to it.
   bool make_leaf(const at::Tensor& t);
   /// Writes .requires_grad of a leaf. False if it is none, or cannot be seen to by the graph, or with an error set.
@@ -424,7 +435,6 @@ class Machine {
   bool text_needed = false;  // the next attempt makes texts where they are asked for
 
   // --- conditions on numbers: conditions.cpp ---
-  using NodeSet = std::unordered_set<graph::Node*>;
   /// Bool tensors of one element, each with the truth that it is asked for, and all that they are computed by.
   struct Conditions {
     NodeSet nodes;
@@ -738,7 +748,7 @@ class Machine {
   PyObject* inference_mode_step(PyObject* const* args, size_t n);
   /// Gives level_around_duals, or sets it, on entry to and exit from forward_ad.dual_level().
   PyObject* dual_level_step(PyObject* const* args, size_t n);
-  std::vector<std::pair<PyObject*, py::Ref>> data_written;  // fakes of existing tensors, with what their .data is now
+  std::vector<DataWritten> data_written;
   std::vector<PyObject*> flags_written;  // fakes of existing tensors whose .requires_grad was written
   /// Tensors that became leaves of autograd, with the root's instruction that made them so.
   std::vector<std::pair<at::Tensor, int>> leaves_made;

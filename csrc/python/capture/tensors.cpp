@@ -119,7 +119,8 @@ bool Machine::store_tensor_attr(PyObject* o, PyObject* name, PyObject* value) {
       graph_break("autograd", "a write of .grad, in a graph for a backend that takes fx graphs");
       return false;
     }
-    const graph::Value v = has_new_data(o) ? graph::Value() : trace.value_of(x);
+    const DataWritten* const written = new_data(o);
+    const graph::Value v = written ? written->before : trace.value_of(x);
     if (!v) {
       graph_break("autograd", "a write of .grad of an unknown tensor");
       return false;
@@ -161,10 +162,7 @@ bool Machine::replace_data(PyObject* o, PyObject* value) {
   const Known* k = find(o);
   if (options.for_fx || !k || k->kind != Known::Kind::Tensor || !py::is_tensor(value) || !observe(o)) return false;
   const at::Tensor t = THPVariable_Unpack(o), real = THPVariable_Unpack(k->real.get()), now = THPVariable_Unpack(value);
-  // Of one that needs a gradient, autograd would go on from this value.
-  if (t.requires_grad() || !t.is_leaf() || real.is_view() || !aten::is_fake(now) || !trace.value_of(t) ||
-      !trace.value_of(now))
-    return false;
+  if (!t.is_leaf() || real.is_view() || !aten::is_fake(now) || !trace.value_of(t) || !trace.value_of(now)) return false;
   if (t.sizes() != now.sizes() || t.strides() != now.strides() || t.scalar_type() != now.scalar_type() ||
       t.device() != now.device() || may_be_saved(t))
     return false;
@@ -175,14 +173,26 @@ bool Machine::replace_data(PyObject* o, PyObject* value) {
     aten::RecordingPaused no_recording;
     t.set_data(data);
   }
+  const DataWritten* const earlier = new_data(o);
+  const graph::Value before = earlier ? earlier->before : trace.find(t);
   trace.rebind(t, trace.find(data));
-  std::erase_if(data_written, [&](const auto& written) { return written.first == o; });
-  data_written.emplace_back(o, std::move(made));
+  std::erase_if(data_written, [&](const DataWritten& w) { return w.tensor == o; });
+  data_written.push_back({o, std::move(made), before});
   return true;
 }
 
-bool Machine::has_new_data(PyObject* o) const {
-  return std::any_of(data_written.begin(), data_written.end(), [&](const auto& written) { return written.first == o; });
+const Machine::DataWritten* Machine::new_data(PyObject* o) const {
+  const auto found =
+      std::find_if(data_written.begin(), data_written.end(), [&](const DataWritten& w) { return w.tensor == o; });
+  return found == data_written.end() ? nullptr : &*found;
+}
+
+bool Machine::differentiates_new_data(PyObject* const* args, size_t n, PyObject* result) const {
+  if (data_written.empty() || !at::GradMode::is_enabled()) return false;
+  const auto needs_gradient = [](PyObject* o) { return py::is_tensor(o) && THPVariable_Unpack(o).requires_grad(); };
+  return any_within(result, needs_gradient) && std::any_of(args, args + n, [&](PyObject* arg) {
+           return any_within(arg, [&](PyObject* o) { return needs_gradient(o) && new_data(o); });
+         });
 }
 
 bool Machine::make_leaf(const at::Tensor& t) {
@@ -199,7 +209,7 @@ bool Machine::set_requires_grad(PyObject* o, bool wanted) {
   if (t.requires_grad() == wanted) return true;
   const Known* k = find(o);
   if (!k && wanted) return make_leaf(t);
-  if (!k || has_new_data(o) || k->kind != Known::Kind::Tensor || options.for_fx || !t.is_leaf()) return false;
+  if (!k || new_data(o) || k->kind != Known::Kind::Tensor || options.for_fx || !t.is_leaf()) return false;
   const at::Tensor real = THPVariable_Unpack(k->real.get());
   if (real.is_view() || !trace.value_of(t)) return false;
   if (std::find(flags_written.begin(), flags_written.end(), o) == flags_written.end()) flags_written.push_back(o);
@@ -441,6 +451,7 @@ PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, 
     if (!o) return nullptr;
     const Known* k = find(o.get());
     if (!k || k->kind != Known::Kind::Tensor) continue;
+    if (new_data(o.get())) return graph_break("autograd", "a backward by a tensor whose .data was written since");
     if (!guards::has_gradient_hooks(k->real.get()))
       guard(GK::NoHooks, k->source);
     else if (!add_hooks_of(t, *k))
