@@ -171,6 +171,35 @@ def own_method(x):
     return x + len(said)
 
 
+def closure_of_a_handler():
+    said = []
+    own = logging.Handler()
+    own.emit = lambda record: said.append(record.getMessage())
+    return own, said
+
+
+closing, closed_over = closure_of_a_handler()
+
+
+def reads_what_a_closure_keeps(x):
+    logger.addHandler(closing)
+    before = len(closed_over)
+    logger.info("a")
+    logger.removeHandler(closing)
+    return x + len(closed_over) - before
+
+
+def reads_what_a_closure_kept(x):
+    before = len(closed_over)
+    closing_logger.info("a")
+    return x + len(closed_over) - before
+
+
+closing_logger = logging.getLogger(__name__ + ".closing")
+closing_logger.setLevel(logging.DEBUG)
+closing_logger.addHandler(closing)
+
+
 def only_says(x):
     logger.info("a")
     return x + 1
@@ -186,6 +215,8 @@ LOGS = [
     other_list,
     own_handler,
     own_method,
+    reads_what_a_closure_keeps,
+    reads_what_a_closure_kept,
     only_says,
 ]
 

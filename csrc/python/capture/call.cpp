@@ -765,7 +765,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
       return call_warn(args, n, kwnames);
     case Policy::OfConstants: {
       const auto plain = [&](PyObject* o) {
-        const bool container = PyTuple_CheckExact(o) || PyList_CheckExact(o) || PyDict_CheckExact(o);
+        const bool container = PyTuple_Check(o) || PyList_Check(o) || PyDict_Check(o) || PyAnySet_Check(o);
         return container ? PyObject_Size(o) == 0 && observe(o) : is_constant(o);
       };
       if (!std::all_of(args, args + count_of(nargsf, kwnames), plain)) break;

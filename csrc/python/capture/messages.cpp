@@ -48,7 +48,7 @@ struct WayOfMessages {
   }
 
  private:
-  static constexpr int kMost = 1000, kDeepest = 3;
+  static constexpr int kMost = 1000, kDeepest = 6;
 
   void add(PyObject* o) {
     if (!o) return;
@@ -72,7 +72,12 @@ struct WayOfMessages {
   void add_code(PyObject* o) {
     add(o);
     const std::string module = Py_TYPE(o)->tp_flags & Py_TPFLAGS_HEAPTYPE ? module_of(Py_TYPE(o)) : "";
-    if (module != "logging" && module != "logging.handlers") add_written(o, 0);
+    if (module != "logging" && module != "logging.handlers") return add_written(o, 0);
+    PyObject** dict = _PyObject_GetDictPtr(o);  // a handler's emit, say, may be the user's
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (dict && *dict && PyDict_Next(*dict, &at, &name, &value))
+      if (PyFunction_Check(value) || PyMethod_Check(value)) add_written(value, 0);
   }
 
   static std::string module_of(PyTypeObject* t) {

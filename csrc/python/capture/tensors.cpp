@@ -401,7 +401,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     if (!made) return nullptr;
     t = THPVariable_Unpack(made.get());
     wanted = t.requires_grad();
-    t = t.detach();
+    if (wanted) t = t.variable_data();  // no operator: it may be inside of torch.func.grad
     in_rows = t.contiguous();
   }
   // An array, or a scalar of NumPy's, cannot be written into an fx graph.

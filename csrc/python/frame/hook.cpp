@@ -456,7 +456,7 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     args.push_back(state.get());
     owned.clear();
     results.clear();
-    std::optional<Scoped<ConfigPtr>> whole;
+    std::optional<Scoped<ConfigPtr>> whole;  // nothing behind an exception is a graph of its own
     if (!entry->raises.empty()) whole.emplace(mode().config, nullptr);
     py::Ref result = py::Ref::steal(PyObject_Vectorcall(function.get(), args.data(), args.size(), nullptr));
     if (!result) return nullptr;
