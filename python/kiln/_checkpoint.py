@@ -20,6 +20,18 @@ _UNSAID_REENTRANT = _constant_of(torch.utils.checkpoint.checkpoint.__wrapped__, 
 _NO_GRADIENTS = _constant_of(torch.utils.checkpoint.check_backward_validity, "requires_grad")
 
 
+def _of_reentrant(result, args, differentiable):
+    """The result of a reentrant checkpoint, one autograd.Function in eager, unless that gives other tensors."""
+    for output in result if isinstance(result, tuple) else (result,):
+        if not isinstance(output, torch.Tensor):
+            continue
+        without_gradient = differentiable and output.is_floating_point() and not output.requires_grad
+        if without_gradient or is_among(output, args):
+            reason = "a reentrant checkpoint that returns what does not require gradients, or its input"
+            _C._checkpoint("refuse", reason)
+    return result
+
+
 def checkpoint(
     function,
     *args,
@@ -48,10 +60,7 @@ def checkpoint(
         warnings.warn(_NO_GRADIENTS, stacklevel=2)
         with torch.no_grad():
             result = function(*args)
-        for output in result if isinstance(result, tuple) else (result,):
-            if isinstance(output, torch.Tensor) and is_among(output, args):
-                _C._checkpoint("refuse", "a reentrant checkpoint that returns its input")
-        return result
+        return _of_reentrant(result, args, differentiable)
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     policy = None
@@ -65,14 +74,7 @@ def checkpoint(
         result = function(*args, **kwargs)
     finally:
         _C._checkpoint("end")
-    if use_reentrant:  # one autograd.Function in eager
-        reason = "a reentrant checkpoint that returns what does not require gradients, or its input"
-        for output in result if isinstance(result, tuple) else (result,):
-            if isinstance(output, torch.Tensor) and is_among(output, args):
-                _C._checkpoint("refuse", reason)
-            if isinstance(output, torch.Tensor) and output.is_floating_point() and not output.requires_grad:
-                _C._checkpoint("refuse", reason)
-    return result
+    return _of_reentrant(result, args, differentiable) if use_reentrant else result
 
 
 def checkpoint_keeps(policy, out, name, overload, args, kwargs):

@@ -115,17 +115,15 @@ bool Machine::is_written_as_dict(PyObject* dict) const {
 PyObject* Machine::load_global(PyObject* globals, PyObject* builtins, PyObject* name, bool allow_missing) {
   if (!namespaces_.empty() && (is_written_as_dict(globals) || is_written_as_dict(builtins)))
     return graph_break("call-that-breaks", "a read of a module's variable, behind a change of its dict");
-  if (!globals_written.empty()) {
-    auto it = globals_written.find(globals);
-    if (it != globals_written.end())
-      if (py::Ref* v = it->second.find(name)) {
-        if (*v) return v->new_ref();
-        globals = nullptr;
-      }
+  const auto written = [&](PyObject* dict) {
+    const auto it = globals_written.find(dict);
+    return it == globals_written.end() ? nullptr : it->second.find(name);
+  };
+  if (py::Ref* v = written(globals)) {
+    if (*v) return v->new_ref();
+    globals = nullptr;
   }
-  py::Ref* builtin = nullptr;  // as the program has written it
-  if (!globals_written.empty())
-    if (auto it = globals_written.find(builtins); it != globals_written.end()) builtin = it->second.find(name);
+  py::Ref* const builtin = written(builtins);
   if (globals) {
     auto cached = globals_seen_.find({globals, name});
     if (cached != globals_seen_.end() && !builtin) return cached->second.new_ref();

@@ -206,15 +206,7 @@ bool Machine::reads_what_it_holds(PyObject* o, int depth) {
   PyTypeObject* t = Py_TYPE(o);
   const bool view = t == &PyDictKeys_Type || t == &PyDictValues_Type || t == &PyDictItems_Type;
   if (depth > kDeepest || !(view || PyIter_Check(o)) || is_heap(t) || PyGen_Check(o) || !t->tp_traverse) return true;
-  std::vector<PyObject*> held;
-  t->tp_traverse(
-      o,
-      [](PyObject* inner, void* to) {
-        static_cast<std::vector<PyObject*>*>(to)->push_back(inner);
-        return 0;
-      },
-      &held);
-  for (PyObject* inner : held)
+  for (PyObject* inner : referents_of(o))
     if (!reads(inner, depth + (is_container(classify(inner)) ? 0 : 1))) return false;
   return true;
 }

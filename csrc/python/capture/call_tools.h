@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 namespace kiln::capture {
 
@@ -23,6 +24,17 @@ bool any_within(PyObject* o, const Is& is) {
   if (!PyList_Check(o) && !PyTuple_Check(o)) return is(o);
   PyObject** const items = PySequence_Fast_ITEMS(o);
   return std::any_of(items, items + PySequence_Fast_GET_SIZE(o), [&](PyObject* i) { return any_within(i, is); });
+}
+
+/// What `o` holds, as its class tells the garbage collector; borrowed.
+inline std::vector<PyObject*> referents_of(PyObject* o) {
+  std::vector<PyObject*> held;
+  const auto add = [](PyObject* part, void* to) {
+    static_cast<std::vector<PyObject*>*>(to)->push_back(part);
+    return 0;
+  };
+  if (Py_TYPE(o)->tp_traverse) Py_TYPE(o)->tp_traverse(o, add, &held);
+  return held;
 }
 
 }  // namespace kiln::capture

@@ -167,6 +167,29 @@ bool changes_nothing(const Node& n, Bases& bases) {
   return known && !writes_to(n, bases, is_outside);
 }
 
+namespace {
+bool is_differentiated(const Node& n) {
+  return std::any_of(n.results.begin(), n.results.end(),
+                     [](const graph::TensorMeta& m) { return m.defined && m.requires_grad; });
+}
+}  // namespace
+
+void Machine::note_released(const Node& n) {
+  // roots, gradients, retain_graph, create_graph, inputs, accumulate
+  static const graph::Op backward("kiln::backward");
+  if (n.op != backward || n.arg(2).to_bool() || n.arg(3).to_bool() || !n.arg(4).is_none()) return;
+  std::vector<Node*> todo;
+  const auto visit = [&](Value v) {
+    if (v && is_differentiated(*v.node) && released_.insert(v.node).second) todo.push_back(v.node);
+  };
+  graph::for_each_value(n.arg(0), visit);
+  while (!todo.empty()) {
+    const Node* const next = todo.back();
+    todo.pop_back();
+    for (const graph::Arg& a : next->args) graph::for_each_value(a, visit);
+  }
+}
+
 void Machine::index_nodes() {
   const auto& nodes = trace.graph().nodes();
   KILN_CHECK(node_order_.size() <= nodes.size(), "nodes of a trace are gone");
@@ -178,6 +201,7 @@ void Machine::index_nodes() {
     changes_ |= !capture::changes_nothing(*n, bases_);
     acts_ |= n->kind == NodeKind::Call && !is_known(n->op) && !n->op.name().starts_with("kiln::");
     aten::for_each_written(*n, [&](Value v) { writers_[bases_.of(v)].push_back(n); });
+    note_released(*n);
   }
 }
 
@@ -186,41 +210,14 @@ bool Machine::may_be_dropped() {
   return !acts_;
 }
 
-namespace {
-bool is_differentiated(const Node& n) {
-  return std::any_of(n.results.begin(), n.results.end(),
-                     [](const graph::TensorMeta& m) { return m.defined && m.requires_grad; });
-}
-}  // namespace
-
-Machine::NodeSet Machine::released_by_backward() {
-  // roots, gradients, retain_graph, create_graph, inputs, accumulate
-  static const graph::Op backward("kiln::backward");
-  NodeSet found;
-  std::vector<Node*> todo;
-  const auto visit = [&](Value v) {
-    if (v && is_differentiated(*v.node) && found.insert(v.node).second) todo.push_back(v.node);
-  };
-  for (const auto& n : trace.graph().nodes()) {
-    if (n->op != backward || n->arg(2).to_bool() || n->arg(3).to_bool() || !n->arg(4).is_none()) continue;
-    graph::for_each_value(n->arg(0), visit);
-    while (!todo.empty()) {
-      const Node* const next = todo.back();
-      todo.pop_back();
-      for (const graph::Arg& a : next->args) graph::for_each_value(a, visit);
-    }
-  }
-  return found;
-}
-
 bool Machine::may_be_saved(const at::Tensor& t) {
   const Value value = trace.find(t);
   if (!value) return false;
+  index_nodes();
   Node* const base = bases_.of(value);
-  const NodeSet released = released_by_backward();
   const auto& nodes = trace.graph().nodes();
   return std::any_of(nodes.begin(), nodes.end(), [&](const auto& n) {
-    const bool differentiated = is_differentiated(*n) && !released.contains(n.get());
+    const bool differentiated = is_differentiated(*n) && !released_.contains(n.get());
     bool reads = false;
     for (const graph::Arg& a : n->args)
       if (differentiated) graph::for_each_value(a, [&](Value v) { reads |= v && bases_.of(v) == base; });

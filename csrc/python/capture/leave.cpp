@@ -4,6 +4,7 @@
 
 #include "aten/fake.h"
 #include "base/error.h"
+#include "python/capture/call_tools.h"
 #include "python/capture/callables.h"
 #include "python/capture/eval.h"
 #include "python/capture/leaver.h"
@@ -318,19 +319,9 @@ bool is_watched(PyObject* o) {
     if (PyObject_TypeCheck(now, reinterpret_cast<PyTypeObject*>(names().module_type))) return true;
     if (type->tp_finalize || type->tp_del || PyMemoryView_Check(now)) return true;
     if (PyType_SUPPORTS_WEAKREFS(type) && *PyObject_GET_WEAKREFS_LISTPTR(now)) return true;
-    if (!type->tp_traverse || !PyObject_IS_GC(now)) continue;
-    struct Visit {
-      std::vector<PyObject*>& todo;
-      std::unordered_set<PyObject*>& seen;
-    } visit{todo, seen};
-    type->tp_traverse(
-        now,
-        [](PyObject* part, void* arg) {
-          auto* v = static_cast<Visit*>(arg);
-          if (v->seen.size() < kMost && v->seen.insert(part).second) v->todo.push_back(part);
-          return 0;
-        },
-        &visit);
+    if (!PyObject_IS_GC(now)) continue;
+    for (PyObject* part : referents_of(now))
+      if (seen.size() < kMost && seen.insert(part).second) todo.push_back(part);
   }
   return false;
 }

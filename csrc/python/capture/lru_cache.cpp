@@ -123,13 +123,8 @@ bool is_made_of_constants(Machine& m, PyObject* o, std::vector<Known*>* existing
   const bool instance = c == Class::Instance && is_made_of_references(Py_TYPE(o)) && !compares_by_address(Py_TYPE(o)) &&
                         !m.is_open_number(o) && !m.made_types.count(reinterpret_cast<PyObject*>(Py_TYPE(o)));
   if (depth == kDeepest || !(instance || is_container(c))) return false;
-  std::vector<PyObject*> parts;
-  const auto add = [](PyObject* part, void* to) {
-    static_cast<std::vector<PyObject*>*>(to)->push_back(part);
-    return 0;
-  };
-  Py_TYPE(o)->tp_traverse(o, add, &parts);
-  return std::ranges::all_of(parts, [&](PyObject* part) { return is_made_of_constants(m, part, existing, depth + 1); });
+  return std::ranges::all_of(referents_of(o),
+                             [&](PyObject* part) { return is_made_of_constants(m, part, existing, depth + 1); });
 }
 
 /// Whether it is known what the key of such arguments depends on: the captured code's own objects are hashed by it, so

@@ -270,9 +270,6 @@ class Machine {
   bool differentiates_new_data(PyObject* const* args, size_t n, PyObject* result) const;
   /// Whether a call that is differentiated may keep an existing tensor, or a view of it, for a backward still to come.
   bool may_be_saved(const at::Tensor& t);
-  using NodeSet = std::unordered_set<graph::Node*>;
-  /// The nodes that let go of what they kept in a backward that has run.
-  NodeSet released_by_backward();
   /// Lets a tensor that needs no gradient yet, or was made to, be a leaf. False if the graph cannot see to it.
   bool make_leaf(const at::Tensor& t);
   /// Writes .requires_grad of a leaf. False if it is none, or cannot be seen to by the graph, or with an error set.
@@ -435,6 +432,7 @@ class Machine {
   bool text_needed = false;  // the next attempt makes texts where they are asked for
 
   // --- conditions on numbers: conditions.cpp ---
+  using NodeSet = std::unordered_set<graph::Node*>;
   /// Bool tensors of one element, each with the truth that it is asked for, and all that they are computed by.
   struct Conditions {
     NodeSet nodes;
@@ -474,8 +472,9 @@ class Machine {
   /// Whether what is recorded so far can be dropped when it has been computed: it changes nothing that existed before,
   /// random generators aside, but memory that a graph writes at its end.
   bool may_be_dropped();
-  /// Looks at the nodes that were recorded since the last time: node_order_, writers_, changes_, acts_.
+  /// Looks at the nodes that were recorded since the last time: node_order_, writers_, changes_, acts_, released_.
   void index_nodes();
+  void note_released(const graph::Node& backward);
   /// Adds what becomes of the assertions to the graph. False if they cannot stay in it.
   bool finish_assertions();
 
@@ -853,6 +852,7 @@ class Machine {
   std::unordered_map<const graph::Node*, size_t> node_order_;                  // of the trace's nodes so far
   std::unordered_map<const graph::Node*, std::vector<graph::Node*>> writers_;  // by what they write to, or its base
   bool changes_ = false;  // whether one of them changes what existed before
+  NodeSet released_;      // those that let go of what they kept, in a backward that has run
   bool acts_ = false;     // whether one of them does what cannot be put off: an operator that nobody knows
   using Pair = std::pair<PyObject*, PyObject*>;
   struct PairHash {

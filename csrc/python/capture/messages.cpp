@@ -2,24 +2,13 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "python/capture/call_tools.h"
 #include "python/capture/machine.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
 
 namespace {
-
-PyObject* logging_class(const char* name) {
-  PyObject* module = py::import_module("logging");
-  PyObject* type = module ? PyObject_GetAttrString(module, name) : nullptr;
-  PyErr_Clear();
-  Py_XDECREF(module);
-  return type;
-}
-
-bool is_a(PyObject* o, PyObject* type) {
-  return type && PyType_Check(type) && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(type));
-}
 
 /// Borrowed; null if there is none.
 PyObject* own_attribute(PyObject* o, const char* name) {
@@ -88,29 +77,20 @@ struct WayOfMessages {
   void add_written(PyObject* o, int depth) {
     if (PyType_Check(o) || PyModule_Check(o) || PyCode_Check(o) || written.size() >= kMost || !written.insert(o).second)
       return;
-    if (depth >= kDeepest || !PyObject_IS_GC(o) || !Py_TYPE(o)->tp_traverse) return;
+    if (depth >= kDeepest || !PyObject_IS_GC(o)) return;
     if (PyFunction_Check(o)) {  // its globals are not its own
       if (PyObject* closure = PyFunction_GET_CLOSURE(o)) add_written(closure, depth);
       return;
     }
-    using Step = std::pair<WayOfMessages*, int>;
-    Step step(this, depth + 1);
-    Py_TYPE(o)->tp_traverse(
-        o,
-        [](PyObject* part, void* at) {
-          auto [way, deeper] = *static_cast<Step*>(at);
-          way->add_written(part, deeper);
-          return 0;
-        },
-        &step);
+    for (PyObject* part : referents_of(o)) add_written(part, depth + 1);
   }
 };
 
 }  // namespace
 
 bool Machine::sees_message(const Deferred& message) const {
-  static PyObject* const logger = logging_class("Logger");
-  if (message.made || message.args.empty() || !is_a(message.args[0].get(), logger)) return false;
+  static PyObject* const logger = py::check(PyObject_GetAttrString(py::import_module("logging"), "Logger")).release();
+  if (message.made || message.args.empty() || PyObject_IsInstance(message.args[0].get(), logger) != 1) return false;
   // The last resort is the stream that sys has then.
   for (const char* name : {"logging", "sys"})
     if (globals_written.contains(PyModule_GetDict(PyImport_AddModule(name)))) return true;

@@ -408,15 +408,15 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   if (all > 0 && (PyObject_CheckBuffer(args[0]) || holds_numpy(args[0]))) torch_level_ok = false;
   if (!aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
-  py::Ref made = py::Ref::steal(torch_call(callable, args, n, kwnames, [&] {
+  if (wanted && (options.for_fx || aten::inside_transform()))
+    return graph_break("tensor-constructor", std::string("torch.") + name + " with requires_grad");
+  return torch_call(callable, args, n, kwnames, [&] {
     at::Tensor numbers = aten::record_constant(trace, in_rows);
     // The copy of an array lies in memory as the array does.
     if (!t.is_contiguous()) numbers = at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(numbers);
+    if (wanted) numbers.set_requires_grad(true);  // as a factory's, which torch_call makes a leaf
     return THPVariable_Wrap(aten::inside_transform() ? at::lift_fresh(numbers) : numbers);
-  }));
-  if (!made || !wanted || (!aten::inside_transform() && make_leaf(THPVariable_Unpack(made.get()))))
-    return made.release();
-  return graph_break("tensor-constructor", std::string("torch.") + name + " with requires_grad");
+  });
 }
 
 PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
