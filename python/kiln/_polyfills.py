@@ -17,6 +17,7 @@ from torch.optim.adagrad import _single_tensor_adagrad
 from torch.optim.sgd import _single_tensor_sgd
 
 from kiln import _C
+from kiln._arrays import call_of_numpy, copied_array, offset_in_array, view_of_array  # noqa: F401
 from kiln._checkpoint import checkpoint, checkpoint_keeps  # noqa: F401
 from kiln._comparisons import equal, is_among  # noqa: F401
 from kiln._higher_order import (  # noqa: F401

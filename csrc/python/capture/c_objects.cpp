@@ -1,6 +1,5 @@
 // Existing objects whose state lies in C: numbers' subclasses, NumPy's scalars and arrays, bytearrays, views of dicts,
 // decimals. No instruction shows when C code reads them, so what C code is given is guarded by value or refused.
-#include <cmath>
 #include <cstring>
 #include <string_view>
 
@@ -84,14 +83,6 @@ bool looks_once(const char* name) {
                           "copy",     "clear",      "popitem",     "from_iterable", "__len__",  "__iter__",
                           "__next__", "__init__",   "__getitem__", "__setitem__",   "reduce",   "getitem",
                           "setitem",  "popleft",    "extendleft",  "move_to_end",   "fromkeys", "islice"});
-}
-
-/// NumPy's functions that make one number of a sequence of them.
-bool reduces_sequence(PyObject* function) {
-  const py::Ref name = py::Ref::steal(PyObject_GetAttrString(function, "__name__"));
-  if (!name || !PyUnicode_Check(name.get())) return PyErr_Clear(), false;
-  return is_one_of(PyUnicode_AsUTF8(name.get()),
-                   {"prod", "sum", "mean", "max", "min", "amax", "amin", "median", "std", "var"});
 }
 
 }  // namespace
@@ -179,6 +170,15 @@ bool Machine::reads(PyObject* o, int depth) {
       return true;
     }
     case Is::Memory: {
+      const auto was_written = [](const Known& other) {
+        return other.stand_in && py::is_tensor(other.stand_in.get()) &&
+               THPVariable_Unpack(other.stand_in.get())._version() != 0;
+      };
+      if (std::any_of(knowns.begin(), knowns.end(), was_written)) {
+        graph_break("value-of-c-object", "the values of " + k->source->text() +
+                                             ", whose memory a tensor that was written may have (torch.from_numpy)");
+        return false;
+      }
       if (k->read) return true;
       const bool changes = options.changing_contents && options.changing_contents->contains(k->source->text());
       if (changes) {
@@ -209,32 +209,6 @@ bool Machine::reads_what_it_holds(PyObject* o, int depth) {
   for (PyObject* inner : referents_of(o))
     if (!reads(inner, depth + (is_container(classify(inner)) ? 0 : 1))) return false;
   return true;
-}
-
-PyObject* Machine::call_numpy(PyObject* callable, PyObject* const* args, size_t n) {
-  const char* type = Py_TYPE(callable)->tp_name;
-  const bool reduces = strcmp(type, "numpy._ArrayFunctionDispatcher") == 0 && reduces_sequence(callable);
-  if (!reduces && strcmp(type, "numpy.ufunc") != 0) return nullptr;
-  const auto is_number = [&](PyObject* o) {
-    return (PyFloat_Check(o) || PyLong_Check(o) || is_numpy_scalar(Py_TYPE(o))) && is_constant(o);
-  };
-  const auto is_sequence = [&](PyObject* o) {
-    if (!(PyTuple_Check(o) || PyList_CheckExact(o)) || find_plain(o)) return false;
-    PyObject** const items = PySequence_Fast_ITEMS(o);
-    return std::all_of(items, items + PySequence_Fast_GET_SIZE(o), is_number);
-  };
-  if (reduces ? n != 1 || !is_sequence(args[0]) : !std::all_of(args, args + n, is_number)) return nullptr;
-  py::Ref r;
-  {
-    Paused paused_here(*this);  // much of it is Python
-    r = py::Ref::steal(after_c_call(PyObject_Vectorcall(callable, args, n, nullptr)));
-  }
-  if (!r) return nullptr;
-  const double value = PyComplex_Check(r.get()) || !is_numpy_scalar(Py_TYPE(r.get())) ? NAN : PyFloat_AsDouble(r.get());
-  PyErr_Clear();
-  if (!std::isfinite(value)) return nullptr;
-  if (Known* k = find_plain(callable)) guard(Guard::Kind::Is, k->source, callable);
-  return r.release();
 }
 
 bool Machine::refuses_write(PyObject* o) {

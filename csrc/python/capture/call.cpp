@@ -311,6 +311,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
       for (size_t i = 0; i < all && !fake; ++i) fake = has_fake(args[i]);
       if (fake && !number_among(args, all)) return torch_call(callable, args, n, kwnames, native);
     }
+    if (PyObject* r = call_numpy(callable, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     return native();
   }
   if (t == &PyMethod_Type) {
@@ -378,7 +379,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   }
   if (size_among(args, all))
     return on_values(args, all, [&](PyObject* const* values) { return call(callable, values, n, kwnames); });
-  if (PyObject* r = kwnames ? nullptr : call_numpy(callable, args, n); r || PyErr_Occurred()) return r;
+  if (PyObject* r = call_numpy(callable, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
   return graph_break("call-of-unknown-object", "a call of " + describe(callable));
 }
 
@@ -457,6 +458,7 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
   };
   if (py::Ref function = py::Ref::steal(polyfilled_class(t))) return call(function.get(), args, nargsf, kwnames);
   if (is_numpy_scalar(t) && !kwnames && PyVectorcall_NARGS(nargsf) == 1 && is_constant(args[0])) return native();
+  if (makes_dtype(*this, t, args, count_of(nargsf, kwnames))) return native();
   if (t == &PyType_Type || constructs_purely(t) || Py_TYPE(type) != &PyType_Type) {
     if (Py_TYPE(type) == &PyType_Type || constructs_purely(t)) return native();
     // Enumerations and other metaclasses in Python.
@@ -566,6 +568,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     if (PyObject* r = call_number_function(callable, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!keeps && !stores && !asks && !breaks && policy != Policy::Operator) return specialize(number);
   }
+  if (policy == Policy::Unknown)
+    if (PyObject* r = call_numpy(callable, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
   if (policy == Policy::Pure || policy == Policy::Iter || policy == Policy::Next || policy == Policy::Operator ||
       policy == Policy::Torch || policy == Policy::TensorData || policy == Policy::Item) {
     if (bound && !reads_arguments(callable, &self, 1)) return nullptr;

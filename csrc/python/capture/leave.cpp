@@ -412,6 +412,12 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
       root_instruction = c.instruction;
       return;
     }
+  for (const SharedArray& s : shared_arrays)
+    if (s.changed() || leaver.makes(s.owner.get())) {
+      graph_break("tensor-constructor", "a tensor with the memory of an array that is written or leaves");
+      root_instruction = s.instruction;
+      return;
+    }
   for (const Deferred& call : deferred)
     if (const bool written = versions_of(call.args) != call.versions; written || sees_message(call)) {
       graph_break("call-that-breaks", written ? "a tensor is written after a message was made of it"

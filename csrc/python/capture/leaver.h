@@ -65,6 +65,8 @@ class Leaver {
   std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...
   void elements_of_set(PyObject* set, Recipe& r);
   RecipePtr by_reduce(PyObject* o);
+  /// A copy of the array, or a view of the copy of the one that owns the memory.
+  RecipePtr array(PyObject* o);
   RecipePtr begin(PyObject* o, Recipe::Kind kind) {
     RecipePtr r = make(kind);
     made_[o] = r;

@@ -16,6 +16,7 @@
 #include "aten/trace.h"
 #include "aten/transforms.h"
 #include "joint/marks.h"
+#include "python/capture/arrays.h"
 #include "python/capture/capture.h"
 #include "python/capture/known.h"
 #include "python/capture/lru_cache.h"
@@ -565,6 +566,7 @@ class Machine {
   PyObject* call_cached(PyObject* wrapper, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   std::vector<CachedCall> cached_calls;
   std::vector<CachedObject> cached_objects;
+  std::vector<SharedArray> shared_arrays;
   /// An object that the captured code made, of which id() was asked for, with the root's instruction that did.
   struct MadeId {
     PyObject* object;
@@ -627,9 +629,10 @@ class Machine {
   bool reads_what_it_holds(PyObject* o, int depth);  // iterators and views that were made during the capture
   /// The same for all arguments of a function of C, the receiver first.
   bool reads_arguments(PyObject* c_callable, PyObject* const* args, size_t n);
-  /// What NumPy makes of constants: a ufunc of numbers, such as numpy.sqrt(8), or one number of a sequence, such as
-  /// numpy.prod(x.shape). Null without an error for other arguments, and for results of which NumPy warns.
-  PyObject* call_numpy(PyObject* callable, PyObject* const* args, size_t n);
+  /// What a function of NumPy's or a method of an array makes of constants (arrays.cpp): numpy.prod(x.shape),
+  /// numpy.triu(numpy.ones((n, n))). Null without an error for other functions and other arguments; breaks the graph
+  /// where NumPy warns.
+  PyObject* call_numpy(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames);
   /// Breaks the graph where an operator in C would write to an existing object of a C class.
   bool refuses_write(PyObject* o);
   /// Breaks the graph where a method of C would read or write what no guard and no effect covers.

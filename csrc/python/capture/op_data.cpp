@@ -80,6 +80,7 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     m.note_write(args[0]);
   }
   if (!tensor) {
+    if (std::any_of(args, args + n, is_array)) return operate_on_arrays(m, op, args, n, f);
     PyObject* r = f(args);
     if (item && m.refuses_view(args[0], r)) {
       Py_DECREF(r);
@@ -88,6 +89,7 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
     return m.after_c_call(r);
   }
   if (method) return m.after_c_call(f(args));
+  if (item && is_array(args[0])) return operate_on_arrays(m, op, args, n, f);
   return m.torch_call(operator_object(op), args, n, nullptr, [&] { return f(args); });
 }
 

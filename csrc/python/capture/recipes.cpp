@@ -250,6 +250,29 @@ RecipePtr Leaver::by_reduce(PyObject* o) {
   return made_[o] = r;
 }
 
+RecipePtr Leaver::array(PyObject* o) {
+  PyObject* const owner = owner_of(o);
+  const auto attribute = [](PyObject* of, const char* name) { return py::check(PyObject_GetAttrString(of, name)); };
+  if (!owner || attribute(attribute(o, "dtype").get(), "hasobject").get() == Py_True)
+    throw NotRebuildable{"an array of objects, or of memory that is no array's"};
+  PyObject* const writeable = is_writeable(o) ? Py_True : Py_False;
+  RecipePtr r = begin(o, Recipe::Kind::Call);
+  if (owner == o) {
+    static PyObject* const copied = PyObject_GetAttrString(polyfills(), "copied_array");
+    r->object = py::Ref::borrow(copied);
+    r->parts = {constant(copy_of_array(o).get()), constant(writeable)};
+    return r;
+  }
+  static PyObject* const view = PyObject_GetAttrString(polyfills(), "view_of_array");
+  static PyObject* const offset = PyObject_GetAttrString(polyfills(), "offset_in_array");
+  r->object = py::Ref::borrow(view);
+  r->parts = {recipe(owner)};
+  for (const char* name : {"shape", "dtype", "strides"}) r->parts.push_back(constant(attribute(o, name).get()));
+  r->parts.push_back(constant(py::check(PyObject_CallFunctionObjArgs(offset, o, owner, nullptr)).get()));
+  r->parts.push_back(constant(writeable));
+  return r;
+}
+
 void Leaver::elements_of_set(PyObject* set, Recipe& r) {
   Py_ssize_t at = 0;
   PyObject* key;
@@ -511,6 +534,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
     r->parts = {recipe(type.get()), recipe(self.get())};
     return made_[o] = r;
   }
+  if (is_array(o)) return array(o);
   if (!(Py_TYPE(o)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyExceptionInstance_Check(o)) return by_reduce(o);
   if (reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().partial || PyIter_Check(o)) {
     if (Py_TYPE(o)->tp_iternext && strncmp(Py_TYPE(o)->tp_name, "itertools.", 10) == 0) return by_reduce(o);

@@ -384,8 +384,11 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   if (strcmp(name, "new_tensor") == 0) return call_new_tensor(callable, args, n, kwnames);
   if (all > 0 && PyCapsule_CheckExact(args[0]))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of a capsule, which it uses up");
-  if (all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant)
+  const bool shares = all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) &&
+                      classify(args[0]) != Class::Constant;
+  if (shares && (!is_made_array(*this, args[0]) || !is_writeable(args[0])))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
+  const bool array_lives_on = shares && !is_held_once(args[0]);
   at::Tensor t, in_rows;
   bool wanted = false;  // requires_grad
   {
@@ -406,17 +409,29 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   }
   // An array, or a scalar of NumPy's, cannot be written into an fx graph.
   if (all > 0 && (PyObject_CheckBuffer(args[0]) || holds_numpy(args[0]))) torch_level_ok = false;
-  if (!aten::can_be_constant(t))
+  const bool of_array = all > 0 && is_array(args[0]) && t.device().is_cpu();
+  if (!of_array && !aten::can_be_constant(t))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of much data or with options");
   if (wanted && (options.for_fx || aten::inside_transform()))
     return graph_break("tensor-constructor", std::string("torch.") + name + " with requires_grad");
-  return torch_call(callable, args, n, kwnames, [&] {
-    at::Tensor numbers = aten::record_constant(trace, in_rows);
+  py::Ref kept;  // what is too much for the graph's text
+  if (of_array && t.numel() > aten::kMaxConstant) {
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard real;
+    kept = py::check(THPVariable_Wrap(in_rows.clone()));
+  }
+  const py::Ref stand_in =
+      kept ? py::Ref::steal(see(kept.get(), child(SK::Const, nullptr, kept.get()))) : py::Ref();
+  if (kept && !stand_in) return nullptr;
+  PyObject* const made = torch_call(callable, args, n, kwnames, [&] {
+    at::Tensor numbers = stand_in ? THPVariable_Unpack(stand_in.get()).clone() : aten::record_constant(trace, in_rows);
     // The copy of an array lies in memory as the array does.
     if (!t.is_contiguous()) numbers = at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(numbers);
     if (wanted) numbers.set_requires_grad(true);  // as a factory's, which torch_call makes a leaf
     return THPVariable_Wrap(aten::inside_transform() ? at::lift_fresh(numbers) : numbers);
   });
+  if (made && array_lives_on) shared_arrays.emplace_back(args[0], THPVariable_Unpack(made), root_instruction);
+  return made;
 }
 
 PyObject* Machine::call_run_backward(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
