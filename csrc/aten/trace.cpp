@@ -221,10 +221,11 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
   if (stack->size() && op.operator_name().name == "aten::lift_fresh" && stack->back().isTensor() &&
       !is_fake(stack->back().toTensor())) {
-    // A number that PyTorch's bindings made a tensor of (x[0] = 1).
+    // A number that PyTorch's bindings made a tensor of (x[0] = 1), or an array (x[array]).
     const at::Tensor data = stack->back().toTensor();
     if (!can_be_constant(data)) fail(*trace, "tensor-constructor", "a tensor made of much data");
-    stack->back() = record_constant(*trace, data);
+    if (data.dim() > 1 && !data.is_contiguous()) fail(*trace, "tensor-constructor", "a tensor with an array's strides");
+    stack->back() = record_constant(*trace, data.contiguous());
     return;
   }
   const std::string& called = op.operator_name().name;

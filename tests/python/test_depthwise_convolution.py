@@ -40,6 +40,43 @@ def test_settings(setting, channels, training):
     compare(module, torch.randn(2, channels, 9, 12).to(memory_format=torch.channels_last))
 
 
+FILTERS = {
+    "window": dict(kernel_size=11, padding=5),
+    "window inside": dict(kernel_size=(7, 11)),
+    "row": dict(kernel_size=(1, 11), padding=(0, 20)),
+    "column": dict(kernel_size=(11, 1), padding=(9, 0), bias=False),
+    "every other row": dict(kernel_size=(6, 3), stride=(2, 1), padding=(3, 2)),
+    "dilated": dict(kernel_size=(4, 5), dilation=(3, 2), padding=(5, 4), stride=(3, 1)),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5, 12])
+@pytest.mark.parametrize("setting", FILTERS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_filters_of_few_channels(setting, channels, threads):
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        module = nn.Conv2d(channels, channels, groups=channels, **FILTERS[setting])
+        compare(module, torch.randn(3, channels, 23, 70))
+        compare(module, torch.randn(2, channels, 14, 33).to(memory_format=torch.channels_last), strides=False)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_filters_read_nothing_but_their_window():
+    x = torch.rand(1, 3, 20, 64)
+    x[:, :, 4, 10] = float("inf")
+    x[:, 1, 9, 63] = float("nan")
+    weight = torch.rand(3, 1, 3, 5)
+
+    def f(x):
+        return torch.nn.functional.conv2d(x, weight, padding=(1, 2), groups=3)
+
+    torch.testing.assert_close(kiln.compile(f)(x), f(x), equal_nan=True)
+
+
 @pytest.mark.parametrize("kernel", [1, 4, 31])
 def test_lines(kernel):
     torch.manual_seed(0)

@@ -46,7 +46,11 @@ def transposed(x):
 
 
 def indexed(x):
-    return x[:, np.array([0, 2])], x[np.array([True, False, True])]
+    return x[:, np.array([0, 2])], x[np.array([True, False, True])], x[:, np.arange(4)[1::2]]
+
+
+def indexed_by_transposed(x):
+    return x[:, np.arange(4).reshape(2, 2).T]
 
 
 def numbers(x):
@@ -274,7 +278,10 @@ def leaf_of_it(x):
     return w.grad
 
 
-@pytest.mark.parametrize("f", [shares_and_leaves, shares_and_is_written, shares_a_view, shares_and_puts_back, exists_and_is_written, leaf_of_it])
+@pytest.mark.parametrize(
+    "f",
+    [shares_and_leaves, shares_and_is_written, shares_a_view, shares_and_puts_back, exists_and_is_written, leaf_of_it],
+)
 def test_memory_is_shared(f):
     g = kiln.compile(f)
     for _ in range(3):
@@ -359,6 +366,7 @@ def test_raises(f):
         lambda x: (x * 1, np.arange(3) * x[0, :3].numpy()),
         lambda x: (x * 1, np.unique(np.array([2, 1, 2]), return_counts=True)),
         lambda x: (x * 1, np.r_[0:3, 5], np.mgrid[0:2, 0:2], np.ix_([0], [1])),
+        indexed_by_transposed,
         lambda x: (x * 1, np.datetime64("2020-01-01") + np.arange(2)),
     ],
 )

@@ -14,7 +14,7 @@
 namespace kiln::capture {
 namespace {
 
-constexpr int kDeepest = 3;                    // lists within lists of numbers
+constexpr int kDeepest = 3;                  // lists within lists of numbers
 constexpr Py_ssize_t kMostBytes = 64 << 20;  // of an array that is kept with the compiled code
 
 PyObject* attribute(PyObject* o, const char* name) {
@@ -30,13 +30,15 @@ bool holds_objects(PyObject* array) {
 
 bool is_dtype(PyObject* o) { return strncmp(Py_TYPE(o)->tp_name, "numpy.dtype", 11) == 0; }
 
-/// What NumPy may be given, and may give, during a capture: numbers, texts, dtypes, arrays, and lists and tuples of them.
+/// What NumPy may be given, and may give, during a capture: numbers, texts, dtypes, arrays, and lists and tuples of
+/// them.
 bool is_operand(Machine& m, PyObject* o, int depth = 0) {
   if (is_array(o)) return !holds_objects(o) && (depth == 0 || is_made_array(m, o));
   if (PyTuple_Check(o) || PyList_CheckExact(o)) {
     PyObject** const items = PySequence_Fast_ITEMS(o);
-    return depth < kDeepest && std::all_of(items, items + PySequence_Fast_GET_SIZE(o),
-                                           [&](PyObject* item) { return is_operand(m, item, depth + 1); });
+    return depth < kDeepest && std::all_of(
+                                   items, items + PySequence_Fast_GET_SIZE(o),
+                                   [&](PyObject* item) { return is_operand(m, item, depth + 1); });
   }
   if (PySlice_Check(o)) {
     const auto* s = reinterpret_cast<PySliceObject*>(o);
@@ -54,15 +56,51 @@ bool is_operand(Machine& m, PyObject* o, int depth = 0) {
 
 /// NumPy's functions that read or write files, call what they are given, or depend on how NumPy was set up.
 bool is_left_out(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {
-      "save",          "savez",       "savez_compressed",  "savetxt",          "load",        "loadtxt",
-      "genfromtxt",    "fromfile",    "fromregex",         "fromstring",       "fromiter",    "frombuffer",
-      "from_dlpack",   "array2string", "array_repr",       "array_str",        "info",        "test",
-      "set_printoptions", "get_printoptions", "printoptions", "format_float_positional", "format_float_scientific",
-      "seterr",        "geterr",      "seterrcall",        "geterrcall",       "errstate",    "setbufsize",
-      "getbufsize",    "show_config", "show_runtime",      "frompyfunc",       "fromfunction", "apply_along_axis",
-      "apply_over_axes", "piecewise", "nditer",            "nested_iters",     "get_include", "memmap",
-      "shares_memory", "may_share_memory", "byte_bounds", "open_memmap"};
+  static const std::unordered_set<std::string_view> names = {"save",
+                                                             "savez",
+                                                             "savez_compressed",
+                                                             "savetxt",
+                                                             "load",
+                                                             "loadtxt",
+                                                             "genfromtxt",
+                                                             "fromfile",
+                                                             "fromregex",
+                                                             "fromstring",
+                                                             "fromiter",
+                                                             "frombuffer",
+                                                             "from_dlpack",
+                                                             "array2string",
+                                                             "array_repr",
+                                                             "array_str",
+                                                             "info",
+                                                             "test",
+                                                             "set_printoptions",
+                                                             "get_printoptions",
+                                                             "printoptions",
+                                                             "format_float_positional",
+                                                             "format_float_scientific",
+                                                             "seterr",
+                                                             "geterr",
+                                                             "seterrcall",
+                                                             "geterrcall",
+                                                             "errstate",
+                                                             "setbufsize",
+                                                             "getbufsize",
+                                                             "show_config",
+                                                             "show_runtime",
+                                                             "frompyfunc",
+                                                             "fromfunction",
+                                                             "apply_along_axis",
+                                                             "apply_over_axes",
+                                                             "piecewise",
+                                                             "nditer",
+                                                             "nested_iters",
+                                                             "get_include",
+                                                             "memmap",
+                                                             "shares_memory",
+                                                             "may_share_memory",
+                                                             "byte_bounds",
+                                                             "open_memmap"};
   return names.contains(name);
 }
 
@@ -186,8 +224,9 @@ bool is_held_once(PyObject* array) {
 py::Ref copy_of_array(PyObject* array) { return py::check(PyObject_CallMethod(array, "copy", "s", "K")); }
 
 bool shows_address(PyObject* name) {
-  return std::ranges::any_of(std::initializer_list<const char*>{"ctypes", "data", "__array_interface__", "__array_struct__"},
-                             [&](const char* n) { return PyUnicode_CompareWithASCIIString(name, n) == 0; });
+  return std::ranges::any_of(
+      std::initializer_list<const char*>{"ctypes", "data", "__array_interface__", "__array_struct__"},
+      [&](const char* n) { return PyUnicode_CompareWithASCIIString(name, n) == 0; });
 }
 
 bool makes_dtype(Machine& m, PyTypeObject* type, PyObject* const* args, size_t n) {

@@ -36,8 +36,8 @@ PyObject* operate_on_arrays(Machine& m, const char* op, PyObject* const* args, s
 struct SharedArray {
   py::Ref owner, contents;  // the array, and what it held then
   at::Tensor tensor;
-  int64_t version;  // of the tensor, then
-  int instruction;  // of the root, that made the tensor
+  int64_t version;    // of the tensor, then
+  int instruction;    // of the root, that made the tensor
   bool used = false;  // by NumPy, which may have written to the array and back
 
   SharedArray(PyObject* array, at::Tensor made, int made_at);

@@ -516,7 +516,8 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
       if (is_torch_operator(o)) find_overload(o, name);
       Known* k = find_plain(o);
       if (!k) {
-        if (is_array(o) && shows_address(name)) return graph_break("value-of-c-object", "where an array lies in memory");
+        if (is_array(o) && shows_address(name))
+          return graph_break("value-of-c-object", "where an array lies in memory");
         PyObject* v = native();
         if (!v || find(v)) return v;
         // What a made object shows may still belong to its class.

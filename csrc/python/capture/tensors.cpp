@@ -384,8 +384,8 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   if (strcmp(name, "new_tensor") == 0) return call_new_tensor(callable, args, n, kwnames);
   if (all > 0 && PyCapsule_CheckExact(args[0]))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of a capsule, which it uses up");
-  const bool shares = all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) &&
-                      classify(args[0]) != Class::Constant;
+  const bool shares =
+      all > 0 && strcmp(name, "tensor") != 0 && PyObject_CheckBuffer(args[0]) && classify(args[0]) != Class::Constant;
   if (shares && (!is_made_array(*this, args[0]) || !is_writeable(args[0])))
     return graph_break("tensor-constructor", std::string("torch.") + name + " of memory that it shares");
   const bool array_lives_on = shares && !is_held_once(args[0]);
@@ -420,8 +420,7 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
     aten::NoFakeGuard real;
     kept = py::check(THPVariable_Wrap(in_rows.clone()));
   }
-  const py::Ref stand_in =
-      kept ? py::Ref::steal(see(kept.get(), child(SK::Const, nullptr, kept.get()))) : py::Ref();
+  const py::Ref stand_in = kept ? py::Ref::steal(see(kept.get(), child(SK::Const, nullptr, kept.get()))) : py::Ref();
   if (kept && !stand_in) return nullptr;
   PyObject* const made = torch_call(callable, args, n, kwnames, [&] {
     at::Tensor numbers = stand_in ? THPVariable_Unpack(stand_in.get()).clone() : aten::record_constant(trace, in_rows);

@@ -1,6 +1,8 @@
 #include "runtime/conv/depthwise.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "runtime/conv/image.h"
@@ -133,6 +135,13 @@ SumRuns sum_runs_of(int64_t taps) {
   return nullptr;
 }
 
+/// What a task needs besides: the inputs of a row's results, and rows of the input with zeros around them.
+struct Scratch {
+  std::vector<Near> near;
+  std::vector<float> rows;
+  std::vector<int64_t> held;  // which row each of them is, of all pictures
+};
+
 /// Results on a grid over each picture: (i, j) sums up the input's pixels (i * step_h + tap.h, j * step_w + tap.w), and
 /// is written to pixel first + i * row + j * column of the result's picture.
 struct Grid {
@@ -147,9 +156,14 @@ struct Grid {
   const float* bias;
   std::vector<Tap> taps;
   int64_t run;  // so many taps after each other lie side by side, in this order or the opposite one; 0: none
+  /// Few channels do not fill a vector: then so many pixels side by side are taken as one with all their channels, and
+  /// weights and bias are repeated as often. 0: not so.
+  int64_t together = 0;
 
-  /// Row i of picture n. `memory` is made as large as it takes.
-  void write_row(int64_t n, int64_t i, std::vector<Near>& memory) const {
+  /// Row i of picture n.
+  void write_row(int64_t n, int64_t i, Scratch& scratch) const {
+    if (together && columns >= together) return write_together(n, i, scratch);
+    std::vector<Near>& memory = scratch.near;
     memory.clear();
     int64_t begin = 0, end = columns;  // where all taps read inside of the picture
     for (const Tap& tap : taps) {
@@ -183,7 +197,7 @@ struct Grid {
       const bool backwards = memory[1].column < memory[0].column;
       memory.resize(count);
       for (size_t t = 0; t < count; t += run) memory.push_back(memory[backwards ? t + run - 1 : t]);
-      const int64_t weight_step = backwards ? -channels : channels;
+      const int64_t away = std::max<int64_t>(1, together) * channels, weight_step = backwards ? -away : away;
       const int64_t at_once = gemm::has_avx512() ? kPixels512 : kPixels256;
       for (; j + at_once <= end; j += at_once) sum_runs(sums(j, count, memory.size() - count), weight_step);
     }
@@ -191,7 +205,63 @@ struct Grid {
     for (; j < end; ++j) sum<1>(sums(j, 0, count));
     for (; j < columns; ++j) border(j);
   }
+
+ private:
+  void write_together(int64_t n, int64_t i, Scratch& scratch) const {
+    int64_t left = 0, right = 0, top = INT64_MAX, bottom = INT64_MIN;  // pixels outside; the rows that taps are in
+    for (const Tap& tap : taps) {
+      left = std::max(left, -tap.w), right = std::max(right, columns + tap.w - in_w);
+      top = std::min(top, tap.h), bottom = std::max(bottom, tap.h);
+    }
+    const int64_t row_floats = (left + in_w + right) * channels, slots = bottom - top + 1;
+    if (left + right > 0 && scratch.held.empty()) {
+      scratch.held.assign(slots, -1);
+      scratch.rows.assign(slots * row_floats, 0.0f);
+    }
+    const float* const base = left + right > 0 ? scratch.rows.data() : in;
+    scratch.near.clear();
+    for (const Tap& tap : taps) {
+      const int64_t h = i * step_h + tap.h;
+      if (h < 0 || h >= in_h) continue;
+      const int64_t line = n * in_h + h;
+      int64_t away = (line * in_w + tap.w) * channels;
+      if (left + right > 0) {
+        const int64_t slot = line % slots;
+        if (std::exchange(scratch.held[slot], line) != line)
+          std::copy_n(in + line * in_w * channels, in_w * channels,
+                      scratch.rows.data() + slot * row_floats + left * channels);
+        away = slot * row_floats + (left + tap.w) * channels;
+      }
+      scratch.near.push_back({away, 0, tap.weight});
+    }
+    const int64_t step = together * channels;
+    const auto sums = [&](int64_t j) {
+      return Sums{step,
+                  scratch.near.data(),
+                  static_cast<int64_t>(scratch.near.size()),
+                  base + j * channels,
+                  step,
+                  bias,
+                  out + (n * picture + first + i * row + j) * channels,
+                  step};
+    };
+    int64_t j = 0;
+    for (; j + 4 * together <= columns; j += 4 * together) sum<4>(sums(j));
+    for (; j + together <= columns; j += together) sum<1>(sums(j));
+    if (j < columns) sum<1>(sums(columns - together));  // some of them again
+  }
 };
+
+/// Grid::together of either pass.
+int64_t pixels_together(const Shape& s) {
+  constexpr int64_t kMostChannels = 128, kFewestFloats = 32;
+  if (s.ci % 8 == 0 || s.ci > kMostChannels || s.stride_w != 1) return 0;
+  int64_t pixels = 16 / std::gcd(int64_t{16}, s.ci);
+  while (pixels * s.ci < kFewestFloats) pixels *= 2;
+  return pixels;
+}
+/// How often weights and bias are repeated in the workspace.
+int64_t repeats(const Shape& s) { return std::max<int64_t>(1, pixels_together(s)); }
 
 /// How many tasks `lines` rows of pixels are cut into.
 int64_t bands(const Shape& s, int64_t lines, int threads) {
@@ -203,10 +273,14 @@ int64_t bands(const Shape& s, int64_t lines, int threads) {
 /// Grid::run of either pass.
 int64_t taps_side_by_side(const Shape& s) { return s.stride_w == 1 && s.dilation_w == 1 ? s.kw : 0; }
 
-/// The weight as [tap, channel].
-void pack(const Shape& s, const float* weight, const WeightStrides& ws, float* to) {
+/// The weight as [tap, pixels that are taken together, channel] and the bias as [pixels, channel] behind it, which is
+/// given back (null without one).
+const float* pack(const Shape& s, const float* weight, const WeightStrides& ws, const float* bias, float* to) {
   for (int64_t tap = 0; tap < s.taps(); ++tap)
-    for (int64_t c = 0; c < s.co; ++c) *to++ = weight[c * ws.o + tap / s.kw * ws.h + tap % s.kw * ws.w];
+    for (int64_t p = 0; p < repeats(s); ++p)
+      for (int64_t c = 0; c < s.co; ++c) *to++ = weight[c * ws.o + tap / s.kw * ws.h + tap % s.kw * ws.w];
+  for (int64_t p = 0; bias && p < repeats(s); ++p) std::copy_n(bias, s.co, to + p * s.co);
+  return bias ? to : nullptr;
 }
 
 // --- sums over pixels ------------------------------------------------------------------------------------------------
@@ -274,27 +348,32 @@ void add(int64_t taps, const Products& p, int64_t c, int64_t width) {
   (gemm::has_avx512() ? kAdd512 : kAdd256)[taps - 1](p, c, width);
 }
 
-/// Adds to `sums`, [tap, channel], what row `line` of dy and the row of x that kernel row `kh` reads for it give, of
-/// channels [c, c + width).
+/// Adds to `sums`, [tap, pixels that are taken together, channel], what row `line` of dy and the row of x that kernel
+/// row `kh` reads for it give, of [c, c + width) of the last two.
 void add_line(const Shape& s, const float* x, const float* dy, int64_t line, int64_t kh, int64_t c, int64_t width,
               float* sums) {
   const int64_t h = line % s.oh * s.stride_h + kh * s.dilation_h - s.pad_h, channels = s.ci;
   if (h < 0 || h >= s.h) return;
   const float* const row = x + (line / s.oh * s.h + h) * s.w * channels;
+  const int64_t together = repeats(s), step = together * channels;
   const auto reads = [&](int64_t kw) { return Columns(s, s.w, kw * s.dilation_w - s.pad_w); };
   const auto add_taps = [&](int64_t kw, int64_t taps, int64_t from, int64_t to) {
     if (from >= to) return;
     int64_t away[kMostTaps];
     for (int64_t t = 0; t < taps; ++t) away[t] = ((kw + t) * s.dilation_w - s.pad_w) * channels;
-    const Products p{channels,
-                     row + from * s.stride_w * channels,
-                     away,
-                     s.stride_w * channels,
-                     dy + (line * s.ow + from) * channels,
-                     channels,
-                     to - from,
-                     sums + (kh * s.kw + kw) * channels};
-    add(taps, p, c, width);
+    const auto products = [&](int64_t first, int64_t pixels, int64_t count) {
+      return Products{step,
+                      row + first * s.stride_w * channels,
+                      away,
+                      pixels * s.stride_w * channels,
+                      dy + (line * s.ow + first) * channels,
+                      pixels * channels,
+                      count,
+                      sums + (kh * s.kw + kw) * step};
+    };
+    const int64_t count = (to - from) / together, rest = from + count * together;
+    if (count > 0) add(taps, products(from, together, count), c, width);
+    if (rest < to && c == 0) add(taps, products(rest, 1, to - rest), 0, channels);
   };
   for (int64_t kw = 0; kw < s.kw; kw += kMostTaps) {
     const int64_t taps = std::min<int64_t>(kMostTaps, s.kw - kw);
@@ -319,16 +398,17 @@ void add_line(const Shape& s, const float* x, const float* dy, int64_t line, int
 void forward_depthwise(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
                        const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel,
                        int threads) {
-  pack(s, weight, ws, workspace);
-  Grid grid{x, s.ci, s.h, s.w,           s.stride_h, s.stride_w,          y, s.ow, s.oh * s.ow,
-            0, s.ow, 1,   epilogue.bias, {},         taps_side_by_side(s)};
+  const float* const bias = pack(s, weight, ws, epilogue.bias, workspace);
+  const int64_t weight_step = repeats(s) * s.ci;
+  Grid grid{x,    s.ci, s.h,  s.w, s.stride_h,           s.stride_w,        y, s.ow, s.oh * s.ow, 0,
+            s.ow, 1,    bias, {},  taps_side_by_side(s), pixels_together(s)};
   for (int64_t tap = 0; tap < s.taps(); ++tap)
     grid.taps.push_back(
-        {tap / s.kw * s.dilation_h - s.pad_h, tap % s.kw * s.dilation_w - s.pad_w, workspace + tap * s.ci});
+        {tap / s.kw * s.dilation_h - s.pad_h, tap % s.kw * s.dilation_w - s.pad_w, workspace + tap * weight_step});
   // Rows that wait for whoever takes them stay in the caches.
   const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), at_once = ceil_div(1 << 15, s.ow * s.ci);
   parallel(tasks, [&](int64_t task) {
-    std::vector<Near> memory;
+    Scratch memory;
     for (int64_t line = lines * task / tasks, end = lines * (task + 1) / tasks; line < end;) {
       const int64_t begin = line, next = std::min(end, line + at_once);
       for (; line < next; ++line) grid.write_row(line / s.oh, line % s.oh, memory);
@@ -339,7 +419,8 @@ void forward_depthwise(const Shape& s, const float* x, const float* weight, cons
 
 void backward_input_depthwise(const Shape& s, const float* dy, const float* weight, const WeightStrides& ws,
                               const float* bias, float* dx, float* workspace, const Parallel& parallel, int threads) {
-  pack(s, weight, ws, workspace);
+  const float* const repeated = pack(s, weight, ws, bias, workspace);
+  const int64_t weight_step = repeats(s) * s.ci;
   // Inputs whose coordinates are equal modulo the stride meet the same taps.
   std::vector<Grid> grids;
   for (int64_t ch = 0; ch < s.stride_h; ++ch)
@@ -357,49 +438,56 @@ void backward_input_depthwise(const Shape& s, const float* dy, const float* weig
                 ch * s.w + cw,
                 s.stride_h * s.w,
                 s.stride_w,
-                bias,
+                repeated,
                 {},
-                taps_side_by_side(s)};
+                taps_side_by_side(s),
+                pixels_together(s)};
       for (int64_t tap = 0; tap < s.taps(); ++tap) {
         const int64_t h = ch + s.pad_h - tap / s.kw * s.dilation_h, w = cw + s.pad_w - tap % s.kw * s.dilation_w;
         if (h % s.stride_h == 0 && w % s.stride_w == 0)
-          grid.taps.push_back({h / s.stride_h, w / s.stride_w, workspace + tap * s.ci});
+          grid.taps.push_back({h / s.stride_h, w / s.stride_w, workspace + tap * weight_step});
       }
       grids.push_back(std::move(grid));
     }
   const int64_t lines = s.n * s.h, tasks = bands(s, lines, threads);
   parallel(tasks, [&](int64_t task) {
-    std::vector<Near> memory;
+    std::vector<Scratch> memory(grids.size());
     for (int64_t line = lines * task / tasks; line < lines * (task + 1) / tasks; ++line)
-      for (int64_t cw = 0; cw < s.stride_w; ++cw)
-        grids[line % s.h % s.stride_h * s.stride_w + cw].write_row(line / s.h, line % s.h / s.stride_h, memory);
+      for (int64_t cw = 0; cw < s.stride_w; ++cw) {
+        const int64_t grid = line % s.h % s.stride_h * s.stride_w + cw;
+        grids[grid].write_row(line / s.h, line % s.h / s.stride_h, memory[grid]);
+      }
   });
 }
 
+int64_t depthwise_workspace(const Shape& s) { return (s.taps() + 1) * repeats(s) * s.ci; }
+
 int64_t backward_weight_depthwise_workspace(const Shape& s, int threads) {
-  return bands(s, s.n * s.oh, threads) * s.taps() * s.ci;
+  return bands(s, s.n * s.oh, threads) * s.taps() * repeats(s) * s.ci;
 }
 
 void backward_weight_depthwise(const Shape& s, const float* x, const float* dy, float* dweight, const WeightStrides& ws,
                                float* workspace, const Parallel& parallel, int threads) {
-  const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), size = s.taps() * s.ci, channels = s.ci;
+  const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), channels = s.ci;
+  const int64_t step = repeats(s) * channels, size = s.taps() * step;
   // So many rows of both pictures stay in the second-level cache while their channels are gone through.
   const int64_t row_floats = std::max<int64_t>(1, (s.w * s.stride_h + s.ow) * channels);
-  const int64_t at_once = std::max<int64_t>(1, (1 << 16) / row_floats), together = gemm::has_avx512() ? 32 : 16;
+  const int64_t at_once = std::max<int64_t>(1, (1 << 16) / row_floats), at_a_time = gemm::has_avx512() ? 32 : 16;
   parallel(tasks, [&](int64_t task) {
-    float* const sums = workspace + task * size;  // [tap, channel]
+    float* const sums = workspace + task * size;  // [tap, pixels that are taken together, channel]
     std::fill_n(sums, size, 0.0f);
     const int64_t begin = lines * task / tasks, end = lines * (task + 1) / tasks;
     for (int64_t first = begin; first < end; first += at_once)
-      for (int64_t c = 0; c < channels; c += together)
+      for (int64_t c = 0; c < step; c += at_a_time)
         for (int64_t kh = 0; kh < s.kh; ++kh)
           for (int64_t line = first; line < std::min(end, first + at_once); ++line)
-            add_line(s, x, dy, line, kh, c, std::min(together, channels - c), sums);
+            add_line(s, x, dy, line, kh, c, std::min(at_a_time, step - c), sums);
   });
   for (int64_t tap = 0; tap < s.taps(); ++tap)
     for (int64_t c = 0; c < channels; ++c) {
       float sum = 0;
-      for (int64_t task = 0; task < tasks; ++task) sum += workspace[task * size + tap * channels + c];
+      for (int64_t task = 0; task < tasks; ++task)
+        for (int64_t at = c; at < step; at += channels) sum += workspace[task * size + tap * step + at];
       dweight[c * ws.o + tap / s.kw * ws.h + tap % s.kw * ws.w] = sum;
     }
 }
