@@ -1,5 +1,9 @@
 #include "aten/convert.h"
 
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
 #include "aten/fake.h"
 #include "aten/pch.h"
 #include "base/error.h"
@@ -230,6 +234,39 @@ c10::IValue list_ivalue(const Arg& arg, const c10::TypePtr& element, const Tenso
   }
 }
 
+using Object = c10::ivalue::Object;
+using WeakObject = c10::weak_intrusive_ptr<Object>;
+
+/// Objects of TorchBind classes that graphs have as arguments. A guard on the one that the program gives, or the
+/// program's frame, keeps each alive while a graph runs with it.
+struct Objects {
+  std::mutex mutex;
+  std::vector<WeakObject> all;
+  std::unordered_map<const Object*, int64_t> ids;
+};
+Objects& objects() {
+  static auto* o = new Objects();
+  return *o;
+}
+
+int64_t id_of(const c10::intrusive_ptr<Object>& object) {
+  Objects& o = objects();
+  std::lock_guard lock(o.mutex);
+  const auto [it, is_new] = o.ids.emplace(object.get(), static_cast<int64_t>(o.all.size()));
+  if (!is_new && o.all[static_cast<size_t>(it->second)].lock() == object) return it->second;
+  it->second = static_cast<int64_t>(o.all.size());  // another was there before
+  o.all.emplace_back(object);
+  return it->second;
+}
+
+c10::IValue object_of(int64_t id) {
+  Objects& o = objects();
+  std::lock_guard lock(o.mutex);
+  c10::intrusive_ptr<Object> object = o.all.at(static_cast<size_t>(id)).lock();
+  KILN_CHECK(object, "a graph's object has died before it");
+  return object;
+}
+
 }  // namespace
 
 c10::IValue to_ivalue(const Arg& arg, const c10::TypePtr& type, const TensorOf& tensor_of) {
@@ -271,6 +308,9 @@ c10::IValue to_ivalue(const Arg& arg, const c10::TypePtr& type, const TensorOf& 
       return arg.as<std::string>();
     case c10::TypeKind::DeviceObjType:
       return to_device(arg.as<graph::Device>());
+    case c10::TypeKind::ClassType:
+    case c10::TypeKind::AnyClassType:
+      return object_of(arg.to_int());
     default:
       misfit(type);
   }
@@ -305,6 +345,7 @@ ops::BasicArg<Tensor> convert(const c10::IValue& v, const c10::TypePtr& type,
   if (v.isComplexDouble()) return static_cast<std::complex<double>>(v.toComplexDouble());
   if (v.isString()) return v.toStringRef();
   if (v.isDevice()) return device_of(v.toDevice());
+  if (v.isObject()) return id_of(v.toObject());
   if (v.isSymInt() || v.isSymFloat() || v.isSymBool()) throw Unsupported("a symbolic number as an argument");
   if (v.isList()) {
     const c10::TypePtr element = type->kind() == c10::TypeKind::ListType

@@ -243,11 +243,12 @@ std::string refused_by_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) 
 }
 
 std::optional<std::vector<graph::TensorMeta>> results_in_eager(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  if (op.kind != OpKind::Functional || op.factory || op.needs_data || !op.op.name().starts_with("aten::"))
-    return std::nullopt;
+  // Others may do more than to compute.
+  const bool is_pytorchs = op.op.name().starts_with("aten::") || op.op.name().starts_with("quantized::");
+  if (op.kind != OpKind::Functional || op.factory || op.needs_data || !is_pytorchs) return std::nullopt;
   int64_t elements = 0;
   for (const c10::IValue& v : args) {
-    if (v.isGenerator() || v.isObject() || v.isStorage()) return std::nullopt;
+    if (v.isGenerator() || v.isStorage()) return std::nullopt;
     for_each_tensor(v, [&](const at::Tensor& t) { elements += t.defined() ? t.numel() : 0; });
   }
   if (elements > kMaxTried) return std::nullopt;

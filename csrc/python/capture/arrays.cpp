@@ -23,9 +23,13 @@ PyObject* attribute(PyObject* o, const char* name) {
   return v;
 }
 
-bool holds_objects(PyObject* array) {
+/// Whether no two calls need to find the same in it: objects, and times, of which "now" is one.
+bool changes_by_itself(PyObject* array) {
   const py::Ref dtype = py::Ref::steal(attribute(array, "dtype"));
-  return py::Ref::steal(attribute(dtype.get(), "hasobject")).get() == Py_True;
+  const py::Ref kind = py::Ref::steal(attribute(dtype.get(), "kind"));
+  return py::Ref::steal(attribute(dtype.get(), "hasobject")).get() == Py_True ||
+         PyUnicode_CompareWithASCIIString(kind.get(), "M") == 0 ||
+         PyUnicode_CompareWithASCIIString(kind.get(), "m") == 0;
 }
 
 bool is_dtype(PyObject* o) { return strncmp(Py_TYPE(o)->tp_name, "numpy.dtype", 11) == 0; }
@@ -33,7 +37,7 @@ bool is_dtype(PyObject* o) { return strncmp(Py_TYPE(o)->tp_name, "numpy.dtype", 
 /// What NumPy may be given, and may give, during a capture: numbers, texts, dtypes, arrays, and lists and tuples of
 /// them.
 bool is_operand(Machine& m, PyObject* o, int depth = 0) {
-  if (is_array(o)) return !holds_objects(o) && (depth == 0 || is_made_array(m, o));
+  if (is_array(o)) return !changes_by_itself(o) && (depth == 0 || is_made_array(m, o));
   if (PyTuple_Check(o) || PyList_CheckExact(o)) {
     PyObject** const items = PySequence_Fast_ITEMS(o);
     return depth < kDeepest && std::all_of(
@@ -54,61 +58,24 @@ bool is_operand(Machine& m, PyObject* o, int depth = 0) {
   return plain && m.is_constant(o);
 }
 
-/// NumPy's functions that read or write files, call what they are given, or depend on how NumPy was set up.
-bool is_left_out(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {"save",
-                                                             "savez",
-                                                             "savez_compressed",
-                                                             "savetxt",
-                                                             "load",
-                                                             "loadtxt",
-                                                             "genfromtxt",
-                                                             "fromfile",
-                                                             "fromregex",
-                                                             "fromstring",
-                                                             "fromiter",
-                                                             "frombuffer",
-                                                             "from_dlpack",
-                                                             "array2string",
-                                                             "array_repr",
-                                                             "array_str",
-                                                             "info",
-                                                             "test",
-                                                             "set_printoptions",
-                                                             "get_printoptions",
-                                                             "printoptions",
-                                                             "format_float_positional",
-                                                             "format_float_scientific",
-                                                             "seterr",
-                                                             "geterr",
-                                                             "seterrcall",
-                                                             "geterrcall",
-                                                             "errstate",
-                                                             "setbufsize",
-                                                             "getbufsize",
-                                                             "show_config",
-                                                             "show_runtime",
-                                                             "frompyfunc",
-                                                             "fromfunction",
-                                                             "apply_along_axis",
-                                                             "apply_over_axes",
-                                                             "piecewise",
-                                                             "nditer",
-                                                             "nested_iters",
-                                                             "get_include",
-                                                             "memmap",
-                                                             "shares_memory",
-                                                             "may_share_memory",
-                                                             "byte_bounds",
-                                                             "open_memmap"};
-  return names.contains(name);
-}
+/// NumPy's functions that read or write files, print, call what they are given, tell where memory lies, or read and
+/// write how NumPy was set up; each between two spaces.
+constexpr std::string_view kLeftOut =
+    " save savez savez_compressed savetxt load loadtxt genfromtxt fromfile fromregex fromstring frombuffer"
+    " memmap open_memmap from_dlpack disp info source lookfor who test show_config show_runtime"
+    " array2string array_repr array_str format_float_positional format_float_scientific"
+    " set_string_function set_printoptions get_printoptions printoptions seterr geterr seterrcall"
+    " geterrcall seterrobj geterrobj errstate setbufsize getbufsize set_numeric_ops add_docstring"
+    " add_newdoc frompyfunc fromfunction fromiter apply_along_axis apply_over_axes piecewise nditer"
+    " nested_iters get_include shares_memory may_share_memory byte_bounds ";
 
 /// Whether it is one of NumPy's functions: of the module itself, of numpy.linalg or of numpy.fft.
 bool is_exported(PyObject* callable) {
   static PyObject* const dunder_name = PyUnicode_InternFromString("__name__");
   const py::Ref name = py::Ref::steal(PyObject_GetAttr(callable, dunder_name));
-  if (!name || !PyUnicode_Check(name.get()) || is_left_out(PyUnicode_AsUTF8(name.get()))) return PyErr_Clear(), false;
+  if (!name || !PyUnicode_Check(name.get())) return PyErr_Clear(), false;
+  const std::string word = std::string(" ") + PyUnicode_AsUTF8(name.get()) + " ";
+  if (kLeftOut.find(word) != std::string_view::npos) return false;
   PyObject* const modules = PyImport_GetModuleDict();
   for (const char* path : {"numpy", "numpy.linalg", "numpy.fft"}) {
     PyObject* const module = PyDict_GetItemString(modules, path);
@@ -175,7 +142,7 @@ PyObject* run_numpy(Machine& m, PyObject* callable, PyObject* const* args, size_
       if (!is_array(v)) return true;
       PyObject* const owner = owner_of(v);
       const py::Ref bytes = py::Ref::steal(attribute(v, "nbytes"));
-      return owner && !holds_objects(v) && PyLong_AsSsize_t(bytes.get()) <= kMostBytes &&
+      return owner && !changes_by_itself(v) && PyLong_AsSsize_t(bytes.get()) <= kMostBytes &&
              std::none_of(copies.begin(), copies.end(), [&](const py::Ref& c) { return c.get() == owner; });
     };
     return is_operand(m, o) && unbounded(unbounded, o);

@@ -182,6 +182,14 @@ bool Machine::reshapes_input(PyObject* o) {
          nodes.back()->arg(0).is_value() && nodes.back()->arg(0).value() == trace.value_of(THPVariable_Unpack(o));
 }
 
+namespace {
+/// Of a TorchBind class (torch.classes): a packed weight.
+bool is_script_object(PyObject* o) {
+  static PyObject* const type = PyObject_GetAttrString(PyImport_AddModule("torch._C"), "ScriptObject");
+  return PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(type));
+}
+}  // namespace
+
 PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
                               const std::function<PyObject*()>& f) {
   if (waits_for_loader(target)) return put_off_for(missing_loader);
@@ -191,6 +199,9 @@ PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n,
     if (!to_class) refuse_sizes("a function mode");
     return after_c_call(f());
   }
+  if (options.for_fx && std::any_of(args, args + count_of(n, kwnames), is_script_object))
+    return graph_break("unsupported-operator-argument",
+                       "an object of a TorchBind class, in a graph for a backend that takes fx graphs");
   if (PyObject* size = ask_size(target, args, n, kwnames)) return size;
   if (PyErr_Occurred()) return nullptr;
   const int64_t before = trace.num_nodes;
