@@ -141,6 +141,19 @@ def test_small_existing_arrays_are_guarded():
     assert same(g(X), X * 6.0 + 4.0)
 
 
+def test_what_is_stored_is_guarded():
+    def f(x, values):
+        a = np.zeros(4)
+        a[1:3] = values
+        a += np.arange(4)
+        return x + torch.from_numpy(a)
+
+    g = kiln.compile(f)
+    for values in ([1.0, 2.0], [3.0, 4.0], [1.0, 2.0]):
+        assert same(f(X, np.array(values)), g(X, np.array(values)))
+        assert same(f(X, values), g(X, values))
+
+
 @pytest.mark.parametrize(
     "write",
     [

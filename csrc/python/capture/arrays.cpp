@@ -32,6 +32,8 @@ bool changes_by_itself(PyObject* array) {
          PyUnicode_CompareWithASCIIString(kind.get(), "m") == 0;
 }
 
+Py_ssize_t bytes_of(PyObject* array) { return PyLong_AsSsize_t(py::Ref::steal(attribute(array, "nbytes")).get()); }
+
 bool is_dtype(PyObject* o) { return strncmp(Py_TYPE(o)->tp_name, "numpy.dtype", 11) == 0; }
 
 /// What NumPy may be given, and may give, during a capture: numbers, texts, dtypes, arrays, and lists and tuples of
@@ -141,8 +143,7 @@ PyObject* run_numpy(Machine& m, PyObject* callable, PyObject* const* args, size_
       }
       if (!is_array(v)) return true;
       PyObject* const owner = owner_of(v);
-      const py::Ref bytes = py::Ref::steal(attribute(v, "nbytes"));
-      return owner && !changes_by_itself(v) && PyLong_AsSsize_t(bytes.get()) <= kMostBytes &&
+      return owner && !changes_by_itself(v) && bytes_of(v) <= kMostBytes && bytes_of(owner) <= kMostBytes &&
              std::none_of(copies.begin(), copies.end(), [&](const py::Ref& c) { return c.get() == owner; });
     };
     return is_operand(m, o) && unbounded(unbounded, o);
@@ -204,7 +205,6 @@ bool makes_dtype(Machine& m, PyTypeObject* type, PyObject* const* args, size_t n
 PyObject* Machine::call_numpy(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   size_t n = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
   const size_t all = count_of(nargsf, kwnames);
-  py::Ref hold;
   std::vector<PyObject*> with_receiver;
   PyObject* const self = PyCFunction_Check(callable) ? PyCFunction_GET_SELF(callable) : nullptr;
   if (self && is_array(self)) {
@@ -233,8 +233,10 @@ PyObject* Machine::call_numpy(PyObject* callable, PyObject* const* args, size_t 
 
 PyObject* operate_on_arrays(Machine& m, const char* op, PyObject* const* args, size_t n,
                             PyObject* (*native)(PyObject* const*)) {
-  if (std::all_of(args, args + n, [&](PyObject* o) { return is_operand(m, o); }))
+  if (std::all_of(args, args + n, [&](PyObject* o) { return is_operand(m, o); })) {
+    if (!std::all_of(args, args + n, [&](PyObject* o) { return m.reads(o); })) return nullptr;
     return run_numpy(m, operator_object(op), args, n, nullptr);
+  }
   if (std::any_of(args, args + n, [&](PyObject* o) { return m.has_fake(o); }))
     return m.graph_break("call-that-breaks", "an operator of arrays and tensors");
   return native(args);
@@ -248,7 +250,7 @@ SharedArray::SharedArray(PyObject* array, at::Tensor made, int made_at)
       instruction(made_at) {}
 
 bool SharedArray::changed() const {
-  return used || static_cast<int64_t>(tensor._version()) != version ||
+  return used || static_cast<int64_t>(tensor._version()) != version || !contents ||
          !guards::has_contents(owner.get(), contents.get());
 }
 

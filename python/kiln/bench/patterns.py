@@ -140,6 +140,8 @@ PATTERNS = [
     # Convolutions and images.
     Pattern("convolution of lines", lambda x, w: F.conv1d(x, w, padding=2).relu(), normal((4, 32, 256), (32, 32, 5))),
     Pattern("depthwise convolution of lines", lambda x, w: F.conv1d(x, w, padding=3, groups=64).sigmoid(), normal((2, 64, 256), (64, 1, 4))),
+    Pattern("window of a structural similarity", lambda x, w: F.conv2d(x, w, padding=5, groups=3), normal((2, 3, 96, 96), (3, 1, 11, 11))),
+    Pattern("blur of rows", lambda x, w: F.conv2d(x, w, padding=(0, 4)), normal((4, 1, 64, 128), (1, 1, 1, 9))),
     Pattern("transposed convolution", lambda x, w: F.conv_transpose2d(x, w, stride=2).relu(), normal((2, 32, 16, 16), (32, 16, 2, 2))),
     Pattern("max pooling", lambda x: F.max_pool2d(x, 3, 2, 1), normal((4, 32, 56, 56))),
     Pattern("average pooling", lambda x: F.avg_pool2d(x, 3, 2, 1), normal((4, 32, 56, 56))),
