@@ -65,6 +65,17 @@ def test_filters_of_few_channels(setting, channels, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("filters", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("setting", FILTERS)
+def test_filters_of_one_channel(setting, filters):
+    torch.manual_seed(0)
+    module = nn.Conv2d(1, filters, **FILTERS[setting])
+    compare(module, torch.randn(3, 1, 23, 70))
+    module.eval().requires_grad_(False)
+    x = torch.randn(2, 1, 14, 33)
+    torch.testing.assert_close(kiln.compile(module)(x), module(x))
+
+
 def test_filters_read_nothing_but_their_window():
     x = torch.rand(1, 3, 20, 64)
     x[:, :, 4, 10] = float("inf")

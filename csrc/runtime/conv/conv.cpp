@@ -193,7 +193,7 @@ int64_t packed_weight_floats(const Shape& s) {
   if (splits_forward(s)) return gemm::split_floats(s.ci, s.co);
   return prefers_winograd(s, Weight::Kept) ? winograd_weight_floats(s) : gemm::packed_floats(s.taps() * s.ci, s.co);
 }
-bool worth_packing(const Shape& s) { return s.groups == 1 && !sums_taps(s) && !narrow_forward(s); }
+bool worth_packing(const Shape& s) { return s.groups == 1 && !sums_taps_forward(s) && !narrow_forward(s); }
 void pack_weight(const Shape& s, const float* weight, const WeightStrides& ws, float* packed,
                  const Parallel& parallel) {
   if (splits_forward(s)) return gemm::pack_split(s.ci, s.co, forward_matrix(weight, ws), packed, parallel);
@@ -212,7 +212,7 @@ std::string packed_weight_form(const Shape& s, const WeightStrides& ws) {
 
 int64_t forward_packed_workspace(const Shape& s) { return frame_floats(s); }
 int64_t forward_workspace(const Shape& s) {
-  if (sums_taps(s)) return depthwise_workspace(s);
+  if (sums_taps_forward(s)) return depthwise_workspace(s);
   if (splits_forward(s)) return gemm::split_workspace_floats(s.co, s.ci);
   if (prefers_winograd(s, Weight::Given)) return std::max(winograd_weight_floats(s), winograd_by_panel_floats(s));
   return frame_floats(s) + gemm::packed_floats(s.taps() * s.ci, s.co);
@@ -310,7 +310,7 @@ void forward_packed(const Shape& s, const float* x, const float* weight, const W
 void forward(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
              const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel, int threads) {
   if (s.outputs() == 0 || s.co == 0) return;
-  if (sums_taps(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
+  if (sums_taps_forward(s)) return forward_depthwise(s, x, weight, ws, epilogue, y, workspace, parallel, threads);
   if (splits_forward(s))
     return gemm::multiply_split(s.outputs(), s.co, s.ci, {x, s.ci, 1}, forward_matrix(weight, ws), y, s.co, epilogue,
                                 workspace, parallel, threads);

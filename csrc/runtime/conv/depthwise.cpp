@@ -159,6 +159,7 @@ struct Grid {
   /// Few channels do not fill a vector: then so many pixels side by side are taken as one with all their channels, and
   /// weights and bias are repeated as often. 0: not so.
   int64_t together = 0;
+  bool one_input = false;  // channel, which all of them read; only where pixels are taken together
 
   /// Row i of picture n.
   void write_row(int64_t n, int64_t i, Scratch& scratch) const {
@@ -207,6 +208,13 @@ struct Grid {
   }
 
  private:
+  void copy_line(int64_t line, float* to) const {
+    if (!one_input) {
+      std::copy_n(in + line * in_w * channels, in_w * channels, to);
+      return;
+    }
+    for (int64_t w = 0; w < in_w; ++w) to = std::fill_n(to, channels, in[line * in_w + w]);
+  }
   void write_together(int64_t n, int64_t i, Scratch& scratch) const {
     int64_t left = 0, right = 0, top = INT64_MAX, bottom = INT64_MIN;  // pixels outside; the rows that taps are in
     for (const Tap& tap : taps) {
@@ -214,22 +222,22 @@ struct Grid {
       top = std::min(top, tap.h), bottom = std::max(bottom, tap.h);
     }
     const int64_t row_floats = (left + in_w + right) * channels, slots = bottom - top + 1;
-    if (left + right > 0 && scratch.held.empty()) {
+    const bool copies = left + right > 0 || one_input;
+    if (copies && scratch.held.empty()) {
       scratch.held.assign(slots, -1);
       scratch.rows.assign(slots * row_floats, 0.0f);
     }
-    const float* const base = left + right > 0 ? scratch.rows.data() : in;
+    const float* const base = copies ? scratch.rows.data() : in;
     scratch.near.clear();
     for (const Tap& tap : taps) {
       const int64_t h = i * step_h + tap.h;
       if (h < 0 || h >= in_h) continue;
       const int64_t line = n * in_h + h;
       int64_t away = (line * in_w + tap.w) * channels;
-      if (left + right > 0) {
+      if (copies) {
         const int64_t slot = line % slots;
         if (std::exchange(scratch.held[slot], line) != line)
-          std::copy_n(in + line * in_w * channels, in_w * channels,
-                      scratch.rows.data() + slot * row_floats + left * channels);
+          copy_line(line, scratch.rows.data() + slot * row_floats + left * channels);
         away = slot * row_floats + (left + tap.w) * channels;
       }
       scratch.near.push_back({away, 0, tap.weight});
@@ -255,9 +263,9 @@ struct Grid {
 /// Grid::together of either pass.
 int64_t pixels_together(const Shape& s) {
   constexpr int64_t kMostChannels = 128, kFewestFloats = 32;
-  if (s.ci % 8 == 0 || s.ci > kMostChannels || s.stride_w != 1) return 0;
-  int64_t pixels = 16 / std::gcd(int64_t{16}, s.ci);
-  while (pixels * s.ci < kFewestFloats) pixels *= 2;
+  if (s.co % 8 == 0 || s.co > kMostChannels || s.stride_w != 1) return 0;
+  int64_t pixels = 16 / std::gcd(int64_t{16}, s.co);
+  while (pixels * s.co < kFewestFloats) pixels *= 2;
   return pixels;
 }
 /// How often weights and bias are repeated in the workspace.
@@ -399,14 +407,14 @@ void forward_depthwise(const Shape& s, const float* x, const float* weight, cons
                        const gemm::Epilogue& epilogue, float* y, float* workspace, const Parallel& parallel,
                        int threads) {
   const float* const bias = pack(s, weight, ws, epilogue.bias, workspace);
-  const int64_t weight_step = repeats(s) * s.ci;
-  Grid grid{x,    s.ci, s.h,  s.w, s.stride_h,           s.stride_w,        y, s.ow, s.oh * s.ow, 0,
-            s.ow, 1,    bias, {},  taps_side_by_side(s), pixels_together(s)};
+  const int64_t weight_step = repeats(s) * s.co;
+  Grid grid{x,    s.co, s.h,  s.w, s.stride_h,           s.stride_w,         y,          s.ow, s.oh * s.ow, 0,
+            s.ow, 1,    bias, {},  taps_side_by_side(s), pixels_together(s), s.ci < s.co};
   for (int64_t tap = 0; tap < s.taps(); ++tap)
     grid.taps.push_back(
         {tap / s.kw * s.dilation_h - s.pad_h, tap % s.kw * s.dilation_w - s.pad_w, workspace + tap * weight_step});
   // Rows that wait for whoever takes them stay in the caches.
-  const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), at_once = ceil_div(1 << 15, s.ow * s.ci);
+  const int64_t lines = s.n * s.oh, tasks = bands(s, lines, threads), at_once = ceil_div(1 << 15, s.ow * s.co);
   parallel(tasks, [&](int64_t task) {
     Scratch memory;
     for (int64_t line = lines * task / tasks, end = lines * (task + 1) / tasks; line < end;) {
@@ -460,7 +468,7 @@ void backward_input_depthwise(const Shape& s, const float* dy, const float* weig
   });
 }
 
-int64_t depthwise_workspace(const Shape& s) { return (s.taps() + 1) * repeats(s) * s.ci; }
+int64_t depthwise_workspace(const Shape& s) { return (s.taps() + 1) * repeats(s) * s.co; }
 
 int64_t backward_weight_depthwise_workspace(const Shape& s, int threads) {
   return bands(s, s.n * s.oh, threads) * s.taps() * repeats(s) * s.ci;

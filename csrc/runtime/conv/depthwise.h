@@ -14,9 +14,16 @@ inline bool sums_taps(const Shape& s) {
   return is_depthwise(s) ||
          (s.ci == 1 && s.co == 1 && s.taps() > 1 && s.stride_w == 1 && std::min(s.w, s.ow) >= kFewestColumns);
 }
+/// The same of forward(), for which there may be a few such filters (the two of Sobel).
+inline bool sums_taps_forward(const Shape& s) {
+  constexpr int64_t kMostFilters = 7;
+  Shape one = s;
+  one.co = 1;
+  return is_depthwise(s) || (s.groups == 1 && s.co <= kMostFilters && sums_taps(one));
+}
 
-/// forward() and backward_input() where sums_taps(), and backward_weight() of depthwise ones. `workspace`:
-/// depthwise_workspace floats for the first two.
+/// forward() where sums_taps_forward(), backward_input() where sums_taps(), and backward_weight() of depthwise ones.
+/// `workspace`: depthwise_workspace floats for the first two.
 int64_t depthwise_workspace(const Shape& s);
 void forward_depthwise(const Shape& s, const float* x, const float* weight, const WeightStrides& ws,
                        const gemm::Epilogue& epilogue, float* y, float* workspace, const gemm::Parallel& parallel,
