@@ -28,8 +28,8 @@ def offset_in_array(view, owner):
 
 
 def view_of_array(owner, shape, dtype, strides, offset, writeable):
-    """An array of the memory of ``owner``, which is dense."""
-    memory = owner if owner.flags.c_contiguous else owner.T
+    """An array of the memory of ``owner``, which is dense in some order of its dims."""
+    memory = owner.transpose(sorted(range(owner.ndim), key=lambda dim: -owner.strides[dim]))
     view = sys.modules["numpy"].ndarray(shape, dtype, memory, offset, strides)
     view.flags.writeable = writeable
     return view

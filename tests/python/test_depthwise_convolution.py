@@ -46,6 +46,7 @@ FILTERS = {
     "row": dict(kernel_size=(1, 11), padding=(0, 20)),
     "column": dict(kernel_size=(11, 1), padding=(9, 0), bias=False),
     "every other row": dict(kernel_size=(6, 3), stride=(2, 1), padding=(3, 2)),
+    "rows that nothing reads": dict(kernel_size=(1, 3), stride=(2, 1), padding=(0, 1)),
     "dilated": dict(kernel_size=(4, 5), dilation=(3, 2), padding=(5, 4), stride=(3, 1)),
 }
 

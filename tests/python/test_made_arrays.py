@@ -214,7 +214,12 @@ def leaves_bits(x):
     return x + 1, a, a.view("int8"), np.array(["a", "bc"]), np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
 
 
-LEAVING = [leaves, leaves_with_views, leaves_in_columns, leaves_as_a_view_alone, leaves_bits]
+def leaves_in_another_order(x):
+    a = np.ones((2, 3, 4)).transpose(1, 2, 0) * np.arange(2.0)
+    return x + 1, a, a[1:, ::2], a.reshape(-1), np.zeros((0, 3))[:, 1:], np.ones((3, 1, 4)).transpose(1, 2, 0) + 1
+
+
+LEAVING = [leaves, leaves_in_another_order, leaves_with_views, leaves_in_columns, leaves_as_a_view_alone, leaves_bits]
 
 
 @pytest.mark.parametrize("f", LEAVING, ids=lambda f: f.__name__)

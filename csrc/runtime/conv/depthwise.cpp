@@ -216,7 +216,8 @@ struct Grid {
     for (int64_t w = 0; w < in_w; ++w) to = std::fill_n(to, channels, in[line * in_w + w]);
   }
   void write_together(int64_t n, int64_t i, Scratch& scratch) const {
-    int64_t left = 0, right = 0, top = INT64_MAX, bottom = INT64_MIN;  // pixels outside; the rows that taps are in
+    // Pixels outside of the picture; and the rows that taps are in, if there are any.
+    int64_t left = 0, right = 0, top = taps.empty() ? 0 : INT64_MAX, bottom = taps.empty() ? 0 : INT64_MIN;
     for (const Tap& tap : taps) {
       left = std::max(left, -tap.w), right = std::max(right, columns + tap.w - in_w);
       top = std::min(top, tap.h), bottom = std::max(bottom, tap.h);
