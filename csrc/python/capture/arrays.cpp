@@ -17,22 +17,16 @@ namespace {
 constexpr int kDeepest = 3;                  // lists within lists of numbers
 constexpr Py_ssize_t kMostBytes = 64 << 20;  // of an array that is kept with the compiled code
 
-PyObject* attribute(PyObject* o, const char* name) {
-  PyObject* v = PyObject_GetAttrString(o, name);
-  if (!v) throw py::PythonError{};
-  return v;
-}
+py::Ref attribute(PyObject* o, const char* name) { return py::check(PyObject_GetAttrString(o, name)); }
 
 /// Whether no two calls need to find the same in it: objects, and times, of which "now" is one.
 bool changes_by_itself(PyObject* array) {
-  const py::Ref dtype = py::Ref::steal(attribute(array, "dtype"));
-  const py::Ref kind = py::Ref::steal(attribute(dtype.get(), "kind"));
-  return py::Ref::steal(attribute(dtype.get(), "hasobject")).get() == Py_True ||
-         PyUnicode_CompareWithASCIIString(kind.get(), "M") == 0 ||
+  const py::Ref kind = attribute(attribute(array, "dtype").get(), "kind");
+  return holds_objects(array) || PyUnicode_CompareWithASCIIString(kind.get(), "M") == 0 ||
          PyUnicode_CompareWithASCIIString(kind.get(), "m") == 0;
 }
 
-Py_ssize_t bytes_of(PyObject* array) { return PyLong_AsSsize_t(py::Ref::steal(attribute(array, "nbytes")).get()); }
+Py_ssize_t bytes_of(PyObject* array) { return PyLong_AsSsize_t(attribute(array, "nbytes").get()); }
 
 bool is_dtype(PyObject* o) { return strncmp(Py_TYPE(o)->tp_name, "numpy.dtype", 11) == 0; }
 
@@ -112,21 +106,20 @@ PyObject* run_numpy(Machine& m, PyObject* callable, PyObject* const* args, size_
   const std::string what = is_operator ? std::string("operator.") + name_of(callable) : describe(callable);
   std::vector<PyObject*> given{callable};
   given.insert(given.end(), args, args + all);
-  // Existing arrays are not to be written, and no part of one is to leave: copies tell.
-  std::vector<py::Ref> copies;
-  for (size_t i = 1; i < given.size(); ++i) {
-    if (!is_array(given[i]) || is_made_array(m, given[i])) continue;
-    copies.push_back(copy_of_array(given[i]));
-    given[i] = copies.back().get();
-    const py::Ref flags = py::Ref::steal(attribute(given[i], "flags"));
-    if (PyObject_SetAttrString(flags.get(), "writeable", Py_False) < 0) throw py::PythonError{};
-  }
   for (SharedArray& s : m.shared_arrays)
     for (size_t i = 1; i < given.size(); ++i)
       s.used = s.used || (is_array(given[i]) && owner_of(given[i]) == s.owner.get());
+  std::vector<py::Ref> copies;
   py::Ref r;
   {
     Machine::Paused paused_here(m);  // much of it is Python
+    // Existing arrays are not to be written, and no part of one is to leave: copies tell.
+    for (size_t i = 1; i < given.size(); ++i) {
+      if (!is_array(given[i]) || is_made_array(m, given[i])) continue;
+      static PyObject* const copied = PyObject_GetAttrString(polyfills(), "copied_array");
+      copies.push_back(py::check(PyObject_CallFunctionObjArgs(copied, given[i], /*writeable=*/Py_False, nullptr)));
+      given[i] = copies.back().get();
+    }
     static PyObject* const call_of_numpy = PyObject_GetAttrString(polyfills(), "call_of_numpy");
     r = py::Ref::steal(PyObject_Vectorcall(call_of_numpy, given.data(), n + 1, kwnames));
   }
@@ -135,20 +128,13 @@ PyObject* run_numpy(Machine& m, PyObject* callable, PyObject* const* args, size_
     PyErr_Clear();
     return m.graph_break("call-that-breaks", "a call of " + what + ", which warns, or writes to an existing array");
   }
-  const auto stays = [&](PyObject* o) {
-    const auto unbounded = [&](const auto& self, PyObject* v) -> bool {
-      if (PyTuple_Check(v) || PyList_CheckExact(v)) {
-        PyObject** const items = PySequence_Fast_ITEMS(v);
-        return std::all_of(items, items + PySequence_Fast_GET_SIZE(v), [&](PyObject* i) { return self(self, i); });
-      }
-      if (!is_array(v)) return true;
-      PyObject* const owner = owner_of(v);
-      return owner && !changes_by_itself(v) && bytes_of(v) <= kMostBytes && bytes_of(owner) <= kMostBytes &&
-             std::none_of(copies.begin(), copies.end(), [&](const py::Ref& c) { return c.get() == owner; });
-    };
-    return is_operand(m, o) && unbounded(unbounded, o);
+  const auto cannot_stay = [&](PyObject* v) {
+    if (!is_array(v)) return false;
+    PyObject* const owner = owner_of(v);
+    return !owner || bytes_of(v) > kMostBytes || bytes_of(owner) > kMostBytes ||
+           std::any_of(copies.begin(), copies.end(), [&](const py::Ref& c) { return c.get() == owner; });
   };
-  if (!stays(r.get()))
+  if (!is_operand(m, r.get()) || any_within(r.get(), cannot_stay))
     return m.graph_break("call-that-breaks", "a call of " + what + ", whose result is a " + Py_TYPE(r.get())->tp_name +
                                                  " of much data, of objects or of existing memory");
   return m.after_c_call(r.release());
@@ -166,7 +152,7 @@ bool is_array(PyObject* o) {
 
 PyObject* owner_of(PyObject* array) {
   while (array && is_array(array)) {
-    const py::Ref base = py::Ref::steal(attribute(array, "base"));  // the array keeps it alive
+    const py::Ref base = attribute(array, "base");  // the array keeps it alive
     if (base.get() == Py_None) return array;
     array = base.get();
   }
@@ -179,10 +165,9 @@ bool is_made_array(Machine& m, PyObject* o) {
   return owner && !m.find_plain(owner);
 }
 
-bool is_writeable(PyObject* array) {
-  const py::Ref flags = py::Ref::steal(attribute(array, "flags"));
-  return py::Ref::steal(attribute(flags.get(), "writeable")).get() == Py_True;
-}
+bool is_writeable(PyObject* array) { return attribute(attribute(array, "flags").get(), "writeable").get() == Py_True; }
+
+bool holds_objects(PyObject* array) { return attribute(attribute(array, "dtype").get(), "hasobject").get() == Py_True; }
 
 bool is_held_once(PyObject* array) {
   PyObject* const owner = owner_of(array);

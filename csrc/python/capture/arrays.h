@@ -19,6 +19,8 @@ PyObject* owner_of(PyObject* array);
 bool is_made_array(Machine& m, PyObject* o);
 /// Whether an array may be written to.
 bool is_writeable(PyObject* array);
+/// Whether its elements are objects of Python's, or have such.
+bool holds_objects(PyObject* array);
 /// Whether whoever holds this array is alone in having its memory.
 bool is_held_once(PyObject* array);
 /// A copy of an array with its layout, that nothing else refers to. Throws py::PythonError.

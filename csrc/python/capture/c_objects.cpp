@@ -88,9 +88,7 @@ bool looks_once(const char* name) {
 }  // namespace
 
 bool numpy_among(PyObject* const* args, size_t n) {
-  return std::any_of(args, args + n, [](PyObject* o) {
-    return o && (is_numpy_scalar(Py_TYPE(o)) || strcmp(Py_TYPE(o)->tp_name, "numpy.ndarray") == 0);
-  });
+  return std::any_of(args, args + n, [](PyObject* o) { return o && (is_numpy_scalar(Py_TYPE(o)) || is_array(o)); });
 }
 
 bool is_numpy_scalar(PyTypeObject* t) {

@@ -252,9 +252,7 @@ RecipePtr Leaver::by_reduce(PyObject* o) {
 
 RecipePtr Leaver::array(PyObject* o) {
   PyObject* const owner = owner_of(o);
-  const auto attribute = [](PyObject* of, const char* name) { return py::check(PyObject_GetAttrString(of, name)); };
-  if (!owner || attribute(attribute(o, "dtype").get(), "hasobject").get() == Py_True)
-    throw NotRebuildable{"an array of objects, or of memory that is no array's"};
+  if (!owner || holds_objects(o)) throw NotRebuildable{"an array of objects, or of memory that is no array's"};
   PyObject* const writeable = is_writeable(o) ? Py_True : Py_False;
   RecipePtr r = begin(o, Recipe::Kind::Call);
   if (owner == o) {
@@ -267,7 +265,8 @@ RecipePtr Leaver::array(PyObject* o) {
   static PyObject* const offset = PyObject_GetAttrString(polyfills(), "offset_in_array");
   r->object = py::Ref::borrow(view);
   r->parts = {recipe(owner)};
-  for (const char* name : {"shape", "dtype", "strides"}) r->parts.push_back(constant(attribute(o, name).get()));
+  for (const char* name : {"shape", "dtype", "strides"})
+    r->parts.push_back(constant(py::check(PyObject_GetAttrString(o, name)).get()));
   r->parts.push_back(constant(py::check(PyObject_CallFunctionObjArgs(offset, o, owner, nullptr)).get()));
   r->parts.push_back(constant(writeable));
   return r;

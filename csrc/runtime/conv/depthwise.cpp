@@ -135,11 +135,24 @@ SumRuns sum_runs_of(int64_t taps) {
   return nullptr;
 }
 
-/// What a task needs besides: the inputs of a row's results, and rows of the input with zeros around them.
+/// Copies of the input's rows with zeros around them: `left` before the first pixel, `slots` rows at a time. No pixels
+/// where the input's own rows do.
+struct Frame {
+  int64_t left = 0, row_pixels = 0, slots = 0;
+};
+/// What a task needs besides: the inputs of a row's results, and such rows.
 struct Scratch {
   std::vector<Near> near;
+  Frame frame;
   std::vector<float> rows;
   std::vector<int64_t> held;  // which row each of them is, of all pictures
+
+  void start(const Frame& of, int64_t channels) {
+    frame = of;
+    if (of.row_pixels == 0) return;
+    held.assign(of.slots, -1);
+    rows.assign(of.slots * of.row_pixels * channels, 0.0f);
+  }
 };
 
 /// Results on a grid over each picture: (i, j) sums up the input's pixels (i * step_h + tap.h, j * step_w + tap.w), and
@@ -208,6 +221,16 @@ struct Grid {
   }
 
  private:
+  Frame frame() const {
+    // Pixels outside of the picture; and the rows that taps are in, if there are any.
+    int64_t left = 0, right = 0, top = taps.empty() ? 0 : INT64_MAX, bottom = taps.empty() ? 0 : INT64_MIN;
+    for (const Tap& tap : taps) {
+      left = std::max(left, -tap.w), right = std::max(right, columns + tap.w - in_w);
+      top = std::min(top, tap.h), bottom = std::max(bottom, tap.h);
+    }
+    const bool copies = left + right > 0 || one_input;
+    return {left, copies ? left + in_w + right : 0, bottom - top + 1};
+  }
   void copy_line(int64_t line, float* to) const {
     if (!one_input) {
       std::copy_n(in + line * in_w * channels, in_w * channels, to);
@@ -216,18 +239,10 @@ struct Grid {
     for (int64_t w = 0; w < in_w; ++w) to = std::fill_n(to, channels, in[line * in_w + w]);
   }
   void write_together(int64_t n, int64_t i, Scratch& scratch) const {
-    // Pixels outside of the picture; and the rows that taps are in, if there are any.
-    int64_t left = 0, right = 0, top = taps.empty() ? 0 : INT64_MAX, bottom = taps.empty() ? 0 : INT64_MIN;
-    for (const Tap& tap : taps) {
-      left = std::max(left, -tap.w), right = std::max(right, columns + tap.w - in_w);
-      top = std::min(top, tap.h), bottom = std::max(bottom, tap.h);
-    }
-    const int64_t row_floats = (left + in_w + right) * channels, slots = bottom - top + 1;
-    const bool copies = left + right > 0 || one_input;
-    if (copies && scratch.held.empty()) {
-      scratch.held.assign(slots, -1);
-      scratch.rows.assign(slots * row_floats, 0.0f);
-    }
+    if (scratch.frame.slots == 0) scratch.start(frame(), channels);
+    const auto [left, row_pixels, slots] = scratch.frame;
+    const bool copies = !scratch.held.empty();
+    const int64_t row_floats = row_pixels * channels;
     const float* const base = copies ? scratch.rows.data() : in;
     scratch.near.clear();
     for (const Tap& tap : taps) {
