@@ -77,7 +77,9 @@ def wrap(module: torch.nn.Module, compiler: Compiler) -> OptimizedModule:
         # A static method, so that a call reaches the C++ callable with no Python frame between.
         "__call__": staticmethod(entry),
     }
-    if inspect.isfunction(cls.forward) and cls.forward is not torch.nn.Module.forward:
+    # A ScriptModule's class has a descriptor that answers for instances alone.
+    forward = getattr(cls, "forward", None)
+    if inspect.isfunction(forward) and forward is not torch.nn.Module.forward:
         namespace["forward"] = CompiledForward(module, compiler)
     wrapper_class = type(cls)(cls.__name__, (OptimizedModule, cls), namespace)
     # Not by the class's own __new__, which may make something else: fx.GraphModule's makes a class for each instance.

@@ -663,3 +663,51 @@ def test_the_order_of_a_set_of_new_objects(look):
             items[k].tag = k
         kept.append(items)
         assert_same(compiled(items, torch.ones(2)), f(items, torch.ones(2)))
+
+
+class Gated(torch.jit.ScriptModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    @torch.jit.script_method
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["script", "trace", "script_method"])
+def test_modules_of_torchscript(kind):
+    def make():
+        torch.manual_seed(0)
+        if kind == "script":
+            return torch.jit.script(Net().body)
+        return torch.jit.trace(Net().eval(), X) if kind == "trace" else Gated()
+
+    module, other = make(), make()
+    compiled = kiln.compile(other)
+    for _ in range(2):
+        x, y = (X.clone().requires_grad_() for _ in range(2))
+        module(x).sum().backward()
+        compiled(y).sum().backward()
+        assert_same(y.grad, x.grad)
+    assert_same(dict(compiled.state_dict()), dict(module.state_dict()))
+    assert_same([p.grad for p in compiled.parameters()], [p.grad for p in module.parameters()])
+    assert not compiled.eval().training and not other.training
+
+
+def test_a_compiled_module_is_exported(pair):
+    model, compiled = pair
+    model.eval(), compiled.eval()
+    assert_same(torch.export.export(compiled, (X,)).module()(X), model(X))
+
+
+def test_code_and_defaults_are_those_of_the_function():
+    def f(x, a=3, *, k=2):
+        return x * a + k
+
+    compiled = kiln.compile(f)
+    for name in ("__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__"):
+        assert getattr(compiled, name) is getattr(f, name)
+    method = Net().helper
+    assert kiln.compile(method).__code__ is Net.helper.__code__

@@ -19,13 +19,10 @@ std::string describe(PyObject* callable) {
   if (!name) PyErr_Clear();
   py::Ref module = py::Ref::steal(PyObject_GetAttr(shown, names().module));
   if (!module) PyErr_Clear();
+  if (!name || !PyUnicode_Check(name.get())) return std::string("an object of class ") + Py_TYPE(callable)->tp_name;
   std::string s;
   if (module && PyUnicode_Check(module.get())) s = std::string(PyUnicode_AsUTF8(module.get())) + ".";
-  if (name && PyUnicode_Check(name.get()))
-    s += PyUnicode_AsUTF8(name.get());
-  else
-    s += std::string("an object of class ") + Py_TYPE(callable)->tp_name;
-  return s;
+  return s + PyUnicode_AsUTF8(name.get());
 }
 
 namespace {

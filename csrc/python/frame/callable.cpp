@@ -160,6 +160,17 @@ int set_wrapped(PyObject* o, PyObject* value, void*) {
   return value ? PyDict_SetItem(dict.get(), wrapped_name(), value) : PyDict_DelItem(dict.get(), wrapped_name());
 }
 
+/// An attribute of the function that was compiled, for what reads a callable's code and defaults.
+PyObject* get_of_function(PyObject* o, void* name) {
+  return PyObject_GetAttrString(as_compiled(o)->function, static_cast<const char*>(name));
+}
+
+template <const char* name>
+constexpr PyGetSetDef kOfFunction{name, &get_of_function, nullptr, "that of the function that was compiled",
+                                  const_cast<char*>(name)};
+constexpr char kCode[] = "__code__", kDefaults[] = "__defaults__", kKwdefaults[] = "__kwdefaults__",
+               kClosure[] = "__closure__", kGlobals[] = "__globals__";
+
 }  // namespace
 
 PyTypeObject* compiled_type() {
@@ -174,6 +185,11 @@ PyTypeObject* compiled_type() {
         {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
         {"__wrapped__", &get_wrapped<CompiledObject>, &set_wrapped,
          "what was compiled, unless functools.wraps has said otherwise", nullptr},
+        kOfFunction<kCode>,
+        kOfFunction<kDefaults>,
+        kOfFunction<kKwdefaults>,
+        kOfFunction<kClosure>,
+        kOfFunction<kGlobals>,
         {"_entries", &entries_of, nullptr,
          "compiled entries, as dicts: id, hits, slow_checks, guards, fast_steps, breaks, and how many "
          "combinations of sizes came up and are compiled",
