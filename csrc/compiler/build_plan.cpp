@@ -77,7 +77,7 @@ class Builder {
     return out;
   }
 
-  /// Plan::undone and Plan::first_write.
+  /// Plan::undone, Plan::first_write and Plan::kept_elements.
   void find_writes(const std::vector<std::pair<const runtime::Step*, int>>& begins) {
     std::unordered_map<BufferId, size_t> first;  // of inputs: the first to write them, of `begins`
     for (const auto& m : lowered_.mutated)
@@ -104,6 +104,14 @@ class Builder {
       if (!undo || k >= last_raise) write = std::min(write, k);
     if (undo) plan_.undone = std::move(early);
     if (write < begins.size()) plan_.first_write = begins[write].first;
+    for (const auto& k : lowered_.kept_elements) {
+      size_t known = 0;
+      for (size_t s = 0; s < begins.size(); ++s)
+        for (BufferId b : written_by(schedule_.steps[begins[s].second]))
+          if (b == k.places || b == k.old) known = s + 1;
+      if (known == begins.size()) continue;  // they are kept and overwritten in one kernel, the last
+      plan_.kept_elements.push_back({slots_[k.input], slots_[k.places], slots_[k.old], begins[known].first});
+    }
   }
 
   void make_slots() {

@@ -22,9 +22,16 @@ bool writes_slice(const Node& n) { return n.op == kSliceScatter || n.op == kSele
 /// Whether the op writes elements of its first argument at places that are computed, by scatter_into().
 bool writes_places(const Node& n) {
   static const auto* ops = new std::unordered_set<graph::Op>{
-      graph::Op("aten::index_put"),   graph::Op("aten::_unsafe_index_put"), graph::Op("aten::index_copy"),
-      graph::Op("aten::scatter.src"), graph::Op("aten::scatter.value"),     graph::Op("aten::scatter_add"),
+      graph::Op("aten::index_put"),
+      graph::Op("aten::_unsafe_index_put"),
+      graph::Op("aten::index_copy"),
+      graph::Op("aten::scatter.src"),
+      graph::Op("aten::scatter.value"),
+      graph::Op("aten::scatter_add"),
       graph::Op("aten::index_add"),
+      graph::Op("aten::index_fill.int_Scalar"),
+      graph::Op("aten::index_fill.int_Tensor"),
+      graph::Op("aten::put"),
   };
   return ops->count(n.op) != 0;
 }
@@ -33,8 +40,8 @@ bool writes_places(const Node& n) {
 bool assigns(const Node& n) {
   static const graph::Op kScatterAdd("aten::scatter_add"), kIndexAdd("aten::index_add");
   if (n.op == kScatterAdd || n.op == kIndexAdd) return false;
-  static const graph::Op kPut("aten::index_put"), kUnsafePut("aten::_unsafe_index_put");
-  return (n.op != kPut && n.op != kUnsafePut) || !n.arg(3).to_bool();
+  static const graph::Op kIndexPut("aten::index_put"), kUnsafePut("aten::_unsafe_index_put"), kPut("aten::put");
+  return (n.op != kIndexPut && n.op != kUnsafePut && n.op != kPut) || !n.arg(3).to_bool();
 }
 
 /// Whether the sums are formed in another memory, of a wider dtype (scatter_into's `wide`).
@@ -249,7 +256,11 @@ void Lowering::choose_place(const Node& n) {
   // After an error the call is run again in eager, which must find what was there before, or write the same.
   const bool again = assigns(n) && !reads_itself && !(input && is_read_so_far(b)) &&
                      std::none_of(old.begin(), old.end(), [&](graph::Value v) { return reads(get(v), b); });
-  if (input && !again && last_raise_ >= position_.at(&n)) return;
+  const bool restore = input && !again && last_raise_ >= position_.at(&n);
+  const bool keep = restore && last_raise_ > position_.at(&n);
+  if (keep)
+    for (graph::Value v : own) copied += get(v).numel();
+  if (copied * 2 > self.numel()) return;
 
   std::sort(old.begin(), old.end(), [&](graph::Value x, graph::Value y) {
     return std::pair(position_.at(x.node), x.index) < std::pair(position_.at(y.node), y.index);
@@ -266,9 +277,37 @@ void Lowering::choose_place(const Node& n) {
     const auto& [v, t] = item;
     return reads(t, b) && v.node->kind == graph::NodeKind::Call && !(v == of) && !is_own(v) && !is_used_after(v, n, {});
   });
-  if (input) writes_same_.emplace(b, true).first->second &= again;
+  if (input) writes_same_.emplace(b, true).first->second &= again || restore;
+  if (restore && !part) before_write_ = keep ? Before::Keep : Before::Check;
+  if (keep && part) {
+    const auto at = [p = *part](Ops& o, Index i) {
+      return o.index_value(symbolic::linearize({i.begin(), i.end()}, p.strides, p.offset));
+    };
+    keep_elements(n, self, lazy(DType::Int64, part->sizes, at, {}, 4), *part);
+  }
   ordered_ = input;
   place_ = self;
+}
+
+void Lowering::check_places(const Node& n, const Tensor& places) {
+  const bool ordered = std::exchange(ordered_, false);
+  // Nobody reads them; their errors stay.
+  store(places, new_temp(name_of(n) + "_places", places.dtype, places.sizes), name_of(n) + "_check");
+  ordered_ = ordered;
+}
+
+void Lowering::keep_elements(const Node& n, const Tensor& to, const Tensor& places, const Tensor& old) {
+  const bool ordered = std::exchange(ordered_, false);
+  const auto keep = [&](const Tensor& t, const std::string& name) {
+    const Tensor kept = new_temp(name, t.dtype, t.sizes);
+    // Not in the arena: it is read after the last step.
+    out_.program.buffers[kept.buffer].kind = loops::BufferKind::Output;
+    store(t, kept, name);
+    return kept.buffer;
+  };
+  const BufferId where = keep(places, name_of(n) + "_places"), what = keep(old, name_of(n) + "_old");
+  out_.kept_elements.push_back({to.buffer, where, what});
+  ordered_ = ordered;
 }
 
 bool Lowering::is_partly_new(graph::Value v, const Tensor& to) const {

@@ -108,11 +108,12 @@ bool index_put(Lowering& l, const Node& n) {  // (self, indices, values, accumul
   }
   Advanced a;
   if (!a.read(l, self, n.arg(1)) || values.dim() > static_cast<int64_t>(a.result_sizes(self).size())) return false;
-  return scatter_into(
-      l, n, self, a.result_sizes(self), accumulate ? loops::StoreMode::Add : loops::StoreMode::Assign,
-      [&](size_t d) { return d < a.block_at || d >= a.block_at + a.block.size(); },
-      [&](Ops& o, Index p) { return a.place(o, p, self.sizes); },
-      [&](Ops& o, Index p) { return values.load(o, broadcast_index(values.sizes, p)); });
+  return scatter_into(l, n, self,
+                      {.ranges = a.result_sizes(self),
+                       .mode = accumulate ? loops::StoreMode::Add : loops::StoreMode::Assign,
+                       .apart = [&](size_t d) { return d < a.block_at || d >= a.block_at + a.block.size(); },
+                       .place = [&](Ops& o, Index p) { return a.place(o, p, self.sizes); },
+                       .value = [&](Ops& o, Index p) { return values.load(o, broadcast_index(values.sizes, p)); }});
 }
 
 bool index_select(Lowering& l, const Node& n) {
@@ -153,19 +154,22 @@ bool embedding_dense_backward(Lowering& l, const Node& n) {  // (grad, indices, 
   const Tensor grad = l.get(n.arg(0)), indices = l.get(n.arg(1));
   const int64_t rows = n.arg(2).to_int(), padding = n.arg(3).to_int();
   if (!is_index(indices) || n.arg(4).to_bool() || rows == 0) return false;
-  return scatter_into(
-      l, n, zeros(l, n.results[0].dtype, n.results[0].sizes), grad.sizes, loops::StoreMode::Add,
-      [&](size_t d) { return d + 1 == grad.sizes.size(); },
-      [&](Ops& o, Index p) {
-        const Expr row = o.indirect(indices.load(o, p.first(p.size() - 1)), rows, false, "index out of range in self");
-        return std::vector<Expr>{row, p.back()};
-      },
-      [&](Ops& o, Index p) { return grad.load(o, p); },
-      [&](Ops& o, Index p) -> std::optional<Val> {
-        if (padding < 0) return std::nullopt;
-        const Val v = indices.load(o, p.first(p.size() - 1));
-        return o.Ne(v, o.constant_int(v.dtype, padding));
-      });
+  return scatter_into(l, n, zeros(l, n.results[0].dtype, n.results[0].sizes),
+                      {.ranges = grad.sizes,
+                       .mode = loops::StoreMode::Add,
+                       .apart = [&](size_t d) { return d + 1 == grad.sizes.size(); },
+                       .place =
+                           [&](Ops& o, Index p) {
+                             const Val v = indices.load(o, p.first(p.size() - 1));
+                             return std::vector<Expr>{o.indirect(v, rows, false, "index out of range in self"),
+                                                      p.back()};
+                           },
+                       .value = [&](Ops& o, Index p) { return grad.load(o, p); },
+                       .condition = [&](Ops& o, Index p) -> std::optional<Val> {
+                         if (padding < 0) return std::nullopt;
+                         const Val v = indices.load(o, p.first(p.size() - 1));
+                         return o.Ne(v, o.constant_int(v.dtype, padding));
+                       }});
 }
 
 bool gather(Lowering& l, const Node& n) {
@@ -207,34 +211,99 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
     return false;
   if (src && !covers(*src, index)) return false;
   return scatter_into(
-      l, n, self, index.sizes, Mode, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
-      [&](Ops& o, Index p) {
-        std::vector<Expr> at(p.begin(), p.end());
-        at[dim] = o.indirect(index.load(o, p), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
-        return at;
-      },
-      [&](Ops& o, Index p) { return src ? src->load(o, p) : constant_of(o, n.arg(3), self.dtype); }, nullptr,
-      /*wide=*/Mode == loops::StoreMode::Add);
+      l, n, self,
+      {.ranges = index.sizes,
+       .mode = Mode,
+       .apart = [&](size_t d) { return static_cast<int64_t>(d) != dim; },
+       .place =
+           [&](Ops& o, Index p) {
+             std::vector<Expr> at(p.begin(), p.end());
+             at[dim] = o.indirect(index.load(o, p), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
+             return at;
+           },
+       .value = [&](Ops& o, Index p) { return src ? src->load(o, p) : constant_of(o, n.arg(3), self.dtype); },
+       .wide = Mode == loops::StoreMode::Add,
+       .whole = true});
+}
+
+/// The rows of `self` along `dim` that a vector of indices names, written by `value`.
+bool scatter_rows(Lowering& l, const Node& n, const Tensor& self, const Tensor& index, int64_t dim, bool wrap_negative,
+                  loops::StoreMode mode, const loops::PointFn& value) {
+  Sizes ranges = self.sizes;
+  ranges[dim] = index.numel();
+  return scatter_into(l, n, self,
+                      {.ranges = std::move(ranges),
+                       .mode = mode,
+                       .apart = [&](size_t d) { return static_cast<int64_t>(d) != dim; },
+                       .place =
+                           [&](Ops& o, Index p) {
+                             std::vector<Expr> at(p.begin(), p.end());
+                             const Val v = index.dim() == 0 ? index.load(o, {}) : index.load(o, p.subspan(dim, 1));
+                             const int64_t size = self.sizes[dim];
+                             at[dim] = o.indirect(v, size, wrap_negative, out_of_bounds(dim, size));
+                             return at;
+                           },
+                       .value = value});
 }
 
 template <loops::StoreMode Mode>
 bool index_rows(Lowering& l, const Node& n) {  // index_copy(self, dim, index, source), index_add(.., alpha)
   const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(2)), source = l.get(n.arg(3));
   if (!is_index(index) || index.dim() != 1 || self.dim() == 0 || source.dtype != self.dtype) return false;
-  if (Mode == loops::StoreMode::Add && (n.arg(4).to_double() != 1 || self.dtype == DType::Bool)) return false;
+  constexpr bool kAdds = Mode == loops::StoreMode::Add;
+  const bool scaled = kAdds && n.arg(4).to_double() != 1;
+  // ATen rounds the products of half types; integers are not multiplied by fractions.
+  if (kAdds && (self.dtype == DType::Bool || (scaled && compute_type(self.dtype) != self.dtype))) return false;
+  if (scaled && !is_floating(self.dtype)) return false;
   const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
   if (self.sizes[dim] == 0) return false;
   // ATen's kernel raises an error then.
   if (source.dim() != self.dim() || index.sizes[0] != source.sizes[dim]) return false;
-  return scatter_into(
-      l, n, self, source.sizes, Mode, [&](size_t d) { return static_cast<int64_t>(d) != dim; },
-      [&](Ops& o, Index p) {
-        std::vector<Expr> at(p.begin(), p.end());
-        at[dim] =
-            o.indirect(index.load(o, p.subspan(dim, 1)), self.sizes[dim], false, out_of_bounds(dim, self.sizes[dim]));
-        return at;
-      },
-      [&](Ops& o, Index p) { return source.load(o, p); });
+  for (int64_t d = 0; d < self.dim(); ++d)
+    if (d != dim && source.sizes[d] != self.sizes[d]) return false;
+  return scatter_rows(l, n, self, index, dim, false, Mode, [&](Ops& o, Index p) {
+    const Val v = source.load(o, p);
+    return scaled ? o.Mul(v, constant_of(o, n.arg(4), self.dtype)) : v;
+  });
+}
+
+bool index_fill(Lowering& l, const Node& n) {  // (self, dim, index, value)
+  const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(2));
+  if (!is_index(index) || index.dim() > 1 || self.dim() == 0) return false;
+  const int64_t dim = wrap_dim(n.arg(1).to_int(), self.dim());
+  if (self.sizes[dim] == 0) return false;
+  std::optional<Tensor> value;
+  if (n.arg(3).is_value())
+    value = l.get(n.arg(3));
+  else if (!n.arg(3).is_number() || (n.arg(3).is<double>() && !is_floating(self.dtype)))
+    return false;
+  return scatter_rows(l, n, self, index, dim, true, loops::StoreMode::Assign,
+                      [&](Ops& o, Index) { return value ? value->load(o, {}) : constant_of(o, n.arg(3), self.dtype); });
+}
+
+bool put(Lowering& l, const Node& n) {  // (self, index, source, accumulate): elements by their number
+  const Tensor self = l.get(n.arg(0)), index = l.get(n.arg(1)), source = l.get(n.arg(2));
+  const bool accumulate = n.arg(3).to_bool();
+  if (!is_index(index) || self.numel() == 0 || source.sizes != index.sizes || source.dtype != self.dtype) return false;
+  if (accumulate && self.dtype == DType::Bool) return false;
+  return scatter_into(l, n, self,
+                      {.ranges = index.sizes,
+                       .mode = accumulate ? loops::StoreMode::Add : loops::StoreMode::Assign,
+                       .apart = [](size_t) { return false; },
+                       .place =
+                           [&](Ops& o, Index p) {
+                             const int64_t size = self.numel();
+                             Expr rest = o.indirect(index.load(o, p), size, true,
+                                                    "out of range: an index of put, where the tensor has " +
+                                                        std::to_string(size) + " elements");
+                             std::vector<Expr> at(self.sizes.size());
+                             for (size_t d = at.size(); d-- > 0;) {
+                               at[d] = symbolic::mod(rest, self.sizes[d]);
+                               rest = symbolic::floordiv(rest, self.sizes[d]);
+                             }
+                             return at;
+                           },
+                       .value = [&](Ops& o, Index p) { return source.load(o, p); }});
 }
 
 const RuleRow kRows[] = {
@@ -251,6 +320,9 @@ const RuleRow kRows[] = {
     {"aten::scatter_add", scatter<loops::StoreMode::Add>},
     {"aten::index_add", index_rows<loops::StoreMode::Add>},
     {"aten::index_copy", index_rows<loops::StoreMode::Assign>},
+    {"aten::index_fill.int_Scalar", index_fill},
+    {"aten::index_fill.int_Tensor", index_fill},
+    {"aten::put", put},
 };
 
 }  // namespace

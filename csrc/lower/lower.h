@@ -53,6 +53,12 @@ struct Lowered {
     bool writes_same = false;
   };
   std::vector<Mutated> mutated;  // the inputs that the program writes, in order
+  /// Elements of an input that the program overwrites although it may raise after that: `places`, int64, counts
+  /// elements of the input from its first one, and `old` is what was there.
+  struct KeptElements {
+    loops::BufferId input = -1, places = -1, old = -1;
+  };
+  std::vector<KeptElements> kept_elements;  // in the order of the writes
   /// Buffers whose memory an extern call makes in each call (ExternCall::into is false for their call).
   std::vector<bool> dynamic;  // by BufferId
   /// Buffer -> the kiln::tensor_constant node that fills it, for Const buffers.

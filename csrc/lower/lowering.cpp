@@ -459,6 +459,7 @@ void Lowering::lower_node(const Node& n) {
     choose_place(n);
     const bool done = rule(*this, n);
     place_.reset();
+    before_write_ = Before::Nothing;
     ordered_ = false;
     if (done) return;
   }

@@ -83,6 +83,17 @@ class Lowering {
   /// The first argument of the node being lowered, if the node may write to its memory instead of a copy's: it then
   /// stores the elements that differ, and its result is this tensor.
   const std::optional<Tensor>& place() const { return place_; }
+  /// What is to be done before the first of the elements at place() is written, whose places are computed.
+  enum class Before {
+    Nothing,
+    Check,  // check_places(): nothing else raises later
+    Keep    // keep_elements()
+  };
+  Before before_write() const { return before_write_; }
+  /// Raises the errors of `places`, which are computed for each point that is written.
+  void check_places(const Node& n, const Tensor& places);
+  /// Keeps what `to` holds at `places` until the end of a run; both are values for each point that is written.
+  void keep_elements(const Node& n, const Tensor& to, const Tensor& places, const Tensor& old);
   /// The part of `self`, a strided tensor, that slice_scatter, select_scatter or diagonal_scatter `n` writes.
   std::optional<Tensor> slice_of(const Node& n, const Tensor& self) const;
   void add_nest(loops::Nest nest) { add_nest(std::move(nest), recomputing_); }
@@ -142,6 +153,7 @@ class Lowering {
   size_t scanned_ = 0;
   std::unordered_map<BufferId, bool> writes_same_;  // by input that is written: Lowered::Mutated::writes_same
   std::optional<Tensor> place_;
+  Before before_write_ = Before::Nothing;
   int kept_ = 0;          // old elements that were copied, for the copies' names
   bool ordered_ = false;  // the nests that are added write an input: loops::Nest::after_errors
 };

@@ -206,18 +206,23 @@ bool scatter_gradients(Lowering& l, const Node& n, const Windows& w, const Tenso
     for (size_t d = 0; d < rank; ++d) at[order[d]] = p[d];
     return at;
   };
-  return scatter_into(
-      l, n, zeros(l, to.dtype, to.sizes), ranges, loops::StoreMode::Add,
-      [&](size_t d) { return d < (planes ? images : 1); },
-      [&](Ops& o, Index p) {
-        // The image's elements are numbered row by row: the number is a place in a row as long as the image.
-        std::vector<Expr> at = point(p);
-        const Expr place = o.indirect(index.load(o, at), elements, false, "index of a maximum out of its image");
-        std::fill(at.begin() + static_cast<std::ptrdiff_t>(images), at.end(), Expr(0));
-        at.back() = place;
-        return at;
-      },
-      [&](Ops& o, Index p) { return grad.load(o, point(p)); }, nullptr, /*wide=*/true);
+  return scatter_into(l, n, zeros(l, to.dtype, to.sizes),
+                      {.ranges = ranges,
+                       .mode = loops::StoreMode::Add,
+                       .apart = [&](size_t d) { return d < (planes ? images : 1); },
+                       .place =
+                           [&](Ops& o, Index p) {
+                             // The image's elements are numbered row by row: the number is a place in a row as long as
+                             // the image.
+                             std::vector<Expr> at = point(p);
+                             const Expr place =
+                                 o.indirect(index.load(o, at), elements, false, "index of a maximum out of its image");
+                             std::fill(at.begin() + static_cast<std::ptrdiff_t>(images), at.end(), Expr(0));
+                             at.back() = place;
+                             return at;
+                           },
+                       .value = [&](Ops& o, Index p) { return grad.load(o, point(p)); },
+                       .wide = true});
 }
 
 template <size_t Rank>

@@ -95,6 +95,7 @@ void insert_frees(Plan& plan) {
   for (Slot s : plan.outputs)
     if (s != kNoSlot) keep[s] = true;
   for (Slot s : plan.mutated) keep[s] = true;  // versions are bumped, and copies made, at the end
+  for (const Plan::KeptElements& k : plan.kept_elements) keep[k.places] = keep[k.old] = true;
   std::vector<std::vector<Slot>> dead(plan.steps.size());
   for (size_t s = 0; s < plan.slots.size(); ++s) {
     const SlotInfo& info = plan.slots[s];
@@ -168,7 +169,10 @@ class PlannedArtifact final : public Artifact {
         for (const auto& step : plan_.steps) (running = step.get())->run(frame);
     } catch (...) {
       raised_before_writes() = comes_before_writes(running);
-      if (raised_before_writes()) put_back(frame, undone);
+      if (raised_before_writes()) {
+        put_back_elements(frame, running);
+        put_back(frame, undone);
+      }
       throw;
     }
     for (const auto& [input, original] : lease.copy_back) original.copy_(frame.tensors[input]);
@@ -237,11 +241,27 @@ class PlannedArtifact final : public Artifact {
     }
   }
 
-  bool comes_before_writes(const Step* step) const {
-    if (!plan_.first_write) return true;
+  /// What was overwritten by the time that `running` raised.
+  void put_back_elements(const Frame& frame, const Step* running) const {
+    for (auto k = plan_.kept_elements.rbegin(); k != plan_.kept_elements.rend(); ++k) {
+      if (comes_before(running, k->known)) continue;
+      const at::Tensor &places = frame.tensors[k->places], &old = frame.tensors[k->old];
+      const auto size = static_cast<int64_t>(old.element_size());
+      const int64_t* place = places.const_data_ptr<int64_t>();
+      const char* from = static_cast<const char*>(old.const_data_ptr());
+      for (int64_t i = 0; i < places.numel(); ++i, from += size)
+        std::copy_n(from, size, frame.ptrs[k->input] + place[i] * size);
+    }
+  }
+
+  /// Whether `step` runs before `other` does.
+  bool comes_before(const Step* step, const Step* other) const {
     for (const auto& s : plan_.steps)
-      if (s.get() == step || s.get() == plan_.first_write) return s.get() != plan_.first_write;
+      if (s.get() == step || s.get() == other) return s.get() != other;
     return false;
+  }
+  bool comes_before_writes(const Step* step) const {
+    return !plan_.first_write || comes_before(step, plan_.first_write);
   }
 
   at::Tensor adapt(at::Tensor t, Slot s, FrameLease& lease) {

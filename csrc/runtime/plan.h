@@ -74,6 +74,13 @@ struct Plan {
   /// Those that are written although a step may raise after that: a run that raises puts back what they held. They are
   /// small (kMostUndone).
   std::vector<Slot> undone;
+  /// Elements of inputs that are overwritten although a step may raise after that: a run that raises puts back `old`,
+  /// at `places` (int64, in elements from the input's first one). In the order of the writes.
+  struct KeptElements {
+    Slot input, places, old;
+    const Step* known;  // the first step that runs when `places` and `old` are complete
+  };
+  std::vector<KeptElements> kept_elements;
   /// The first step that writes another one. Null: none does.
   const Step* first_write = nullptr;
   int64_t arena_bytes = 0;

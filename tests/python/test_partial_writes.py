@@ -72,6 +72,35 @@ def scattered(c, k, i):
     c[:2].scatter_(1, i.view(1, -1, 1, 1).expand(KEYS), k)
 
 
+def rows_added(c, k, i):
+    c[:2].index_add_(1, i, k)
+    c[:2].index_add_(1, i, k, alpha=-0.5)
+
+
+def rows_put_and_added(c, k, i):
+    c.index_put_((torch.tensor([[1], [1]]), i), k, accumulate=True)
+
+
+def rows_filled(c, k, i):
+    c.index_fill_(1, i[:2], 2.0)
+    c.index_fill_(1, i[3], k.view(-1)[0])
+
+
+def elements_put(c, k, i):
+    c.put_(i * 7, k.view(-1)[:8])
+    c.put_(-i, k.view(-1)[:8], accumulate=True)
+
+
+def scattered_and_added(c, k, i):
+    c[:2].scatter_add_(1, (i // 2).view(1, -1, 1, 1).expand(KEYS), k)
+
+
+def rows_read_and_written(c, k, i):
+    c[:2, i] += k
+    c[:2, i] = c[:2, i] * 0.5 + k
+    return c[:2, i].sum()
+
+
 def written_twice(c, k, i):
     c[:2, 4:12] = k
     c[:2, 12:20] = k + 1
@@ -102,6 +131,12 @@ def other_part_read_before(c, k, i):
         by_indices,
         index_copied,
         scattered,
+        rows_added,
+        rows_put_and_added,
+        rows_filled,
+        elements_put,
+        scattered_and_added,
+        rows_read_and_written,
         written_twice,
         read_before,
         other_part_read_before,
@@ -183,10 +218,46 @@ def raises_behind_a_change(c, k, i):
     return k.view(-1)[i * 1000]
 
 
+LARGE = (64, 1024, 4, 16)  # too large to be copied before each call
+
+
 @pytest.mark.parametrize("function", [raises_before, raises_behind, raises_behind_a_change])
 def test_errors_find_the_argument_as_in_eager(function):
-    """Of a cache that is too large to be copied before each call."""
-    check(function, torch.randn(64, 1024, 4, 16), torch.randn(KEYS), torch.arange(8))
+    check(function, torch.randn(LARGE), torch.randn(KEYS), torch.arange(8))
+
+
+CHANGES = [added, rows_added, rows_put_and_added, rows_filled, elements_put, scattered_and_added, rows_read_and_written]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_nothing_is_written_where_an_index_is_wrong(change, wrong):
+    """In the middle of the call, and at its end."""
+
+    def function(c, k, i, j):
+        c[1, j] += 1
+        change(c, k, i)
+        c[j] *= 2
+
+    i, j = torch.arange(4, 12), torch.arange(4)
+    i[wrong] = j[3 - wrong] = 1 << 20
+    c, k = torch.randn(LARGE), torch.randn(KEYS)
+    check(function, c, k, torch.arange(4, 12), torch.arange(4))
+    check(function, c, k, torch.arange(4, 12), j)
+    check(function, c, k, i, torch.arange(4))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_elements_are_put_back_where_something_else_raises(change, capfd):
+    def function(c, k, i, j):
+        change(c, k, i)
+        change(c, k * 2, i + 3)
+        return nn.functional.embedding(j, k[0, 0]).sum() + c[0, 0, 0, 0]
+
+    c, k, i, j = torch.randn(LARGE), torch.randn(KEYS), torch.arange(4, 12), torch.arange(4)
+    check(function, c, k, i, j)
+    check(function, c, k, i, j + 1)
+    assert largest_nest(capfd, function, c, k, i, j) <= math.prod(KEYS) * 8
 
 
 @pytest.mark.parametrize("function", [written_twice, by_indices, index_copied, transposed, diagonal])

@@ -98,6 +98,11 @@ def cached_keys(cache: Tensor, keys: Tensor, position: Tensor) -> Tensor:
     return (cache @ keys.mT).softmax(1)
 
 
+def added_rows(table, x, i):
+    table.index_add_(0, i, x * 0.5)
+    return table[i[0]]
+
+
 def filled_rows(x: Tensor) -> Tensor:
     out = x.cumsum(0)
     for row in range(16):
@@ -153,6 +158,7 @@ PATTERNS = [
     Pattern("embedding", lambda w, i: F.embedding(i, w).sum(1), mixed(floats(5000, 64), integers(5000, 64, 32))),
     Pattern("sums at indices", lambda x, i: torch.zeros(100, 64).index_add(0, i, x), mixed(floats(2000, 64), integers(100, 2000))),
     Pattern("writes to a cache", cached_keys, mixed(floats(4, 2048, 64), floats(4, 1, 64), integers(2048, 1)), gradient=False),
+    Pattern("sums added to a table", added_rows, mixed(floats(20000, 64), floats(256, 64), integers(20000, 256)), gradient=False),
     Pattern("writes to rows", filled_rows, normal((512, 256))),
     Pattern("softmax of segments", segment_softmax, mixed(floats(2000), integers(100, 2000))),
     Pattern("running sums", lambda x: x.cumsum(-1), normal((256, 512))),

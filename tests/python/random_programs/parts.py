@@ -24,6 +24,10 @@ WRITES = {  # of a view `x` with `n` rows of shape `rest`, all in all `size` ele
     "put own": "{x}[i[:{few}] % {n}] += {x}[i[:1] % {n}] * 0.5",
     "copy rows": "{x}.index_copy_(0, torch.arange(min(3, {n})), torch.full((min(3, {n}), *{rest}), {number}))",
     "add rows": "{x}.index_add_(0, i[:2] % {n}, torch.full((2, *{rest}), {number}) * k[1])",
+    "add scaled rows": "{x}.index_add_(0, i[:2] % {n}, torch.full((2, *{rest}), {number}) * k[1], alpha={number})",
+    "add put": "{x}.index_put_((i % {n},), torch.full((4, *{rest}), {number}), accumulate=True)",
+    "fill rows": "{x}.index_fill_(0, i[:{few}] % {n}, {number})",
+    "numbers": "{x}.put_(i[:{few}] % {size}, k[:{few}] * {x}.reshape(-1)[-1], accumulate={number} > 0.3)",
     "scatter": "{x}.scatter_(0, (i[:1] % {n}).view({ones}).expand(1, *{rest}), torch.full((1, *{rest}), {number}))",
     "scatter add": "{x}.scatter_add_(0, (i[:1] % {n}).view({ones}).expand(1, *{rest}), torch.full((1, *{rest}), {number}))",
 }
