@@ -101,6 +101,7 @@ std::shared_ptr<runtime::Artifact> generate(const std::unique_ptr<graph::Graph> 
     s.threads = at::get_num_threads();
     s.max_ops = o.fuse_max_ops;
     s.epilogues = pass_enabled("schedule.epilogues");
+    s.pack = pass_enabled("schedule.pack_operands");
     s.in_place = pass_enabled("schedule.in_place");
     s.simd_bits = o.simd_bits ? static_cast<int>(o.simd_bits) : codegen::host_simd_bits();
     schedule = schedule::make_plan(lowered.program, s);

@@ -6,6 +6,7 @@
 #include "schedule/epilogues.h"
 #include "schedule/fuse.h"
 #include "schedule/groups.h"
+#include "schedule/pack_operands.h"
 
 namespace kiln::schedule {
 
@@ -80,6 +81,7 @@ Plan make_plan(const loops::Program& program, const Options& options) {
   }
   if (options.fusion) join_segments(plan);
   if (options.fusion && options.epilogues) attach_epilogues(plan);
+  if (options.fusion && options.pack) pack_operands(plan);
   if (options.fusion && options.in_place) share_places(plan);
   return plan;
 }

@@ -42,6 +42,9 @@ struct Step {
   int kernel() const { return is_kernel ? index : epilogue; }
 };
 
+/// The buffers that the nest loads from and stores to, but for its scratch.
+std::vector<KernelArg> kernel_args(const loops::Nest& n, const std::vector<loops::Buffer>& buffers);
+
 /// What runs, in order. `buffers` begins with the program's own and may have more (partial results, scratch).
 struct Plan {
   std::vector<loops::Buffer> buffers;
@@ -53,6 +56,7 @@ struct Plan {
 struct Options {
   bool fusion = true;
   bool epilogues = true;  // attach_epilogues
+  bool pack = true;       // pack_operands
   bool in_place = true;   // share_places
   int threads = 1;        // split reductions are cut for this many
   int simd_bits = 512;
