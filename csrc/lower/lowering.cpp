@@ -463,7 +463,30 @@ void Lowering::lower_node(const Node& n) {
     ordered_ = false;
     if (done) return;
   }
+  if (!ours && used && lower_window(n)) return;
   lower_extern(n);
+}
+
+bool Lowering::lower_window(const Node& n) {
+  static const graph::Op kCopy("aten::copy");
+  const bool copy = n.op == kCopy;
+  if ((!copy && !is_view(n.op)) || n.args.empty() || !n.args[0].is_value()) return false;
+  for (const TensorMeta& m : n.results)
+    if (!is_complex(m.dtype) || m.device.type != graph::DeviceType::CPU) return false;
+  if (copy) {
+    const Tensor& from = get(n.arg(1));
+    if (escapes(n) || !from.strided() || from.dtype != n.results[0].dtype || from.sizes != n.results[0].sizes)
+      return false;
+    set(n, from);
+    return true;
+  }
+  if (!get(n.args[0]).strided() || !rule_of(n.op)(*this, n)) return false;
+  const auto value = [&](uint32_t i) { return graph::Value{const_cast<Node*>(&n), i}; };
+  bool strided = true;
+  for (uint32_t i = 0; i < n.results.size(); ++i) strided &= get(value(i)).strided();
+  // Index arithmetic is for kernels: a copy by ATen.
+  for (uint32_t i = 0; i < n.results.size() && !strided; ++i) values_.erase(value(i));
+  return strided;
 }
 
 void Lowering::lower_outputs() {

@@ -106,6 +106,8 @@ class Lowering {
   void lower_inputs();
   void lower_node(const Node& n);
   void lower_extern(const Node& n);
+  /// Views of numbers that kernels do not know (complex ones) are windows on their memory. False: it is no such view.
+  bool lower_window(const Node& n);
   void lower_outputs();
   void find_users();
   /// Sets place_ for `n`, after what needs the old elements has been copied.

@@ -238,15 +238,23 @@ bool unfold(Lowering& l, const Node& n) {  // (self, dim, size, step)
 bool as_strided(Lowering& l, const Node& n) {
   const Tensor t = l.get(n.arg(0));
   const TensorMeta& base = n.arg(0).value().meta();
-  if (!t.strided() || t.strides != base.strides) return false;
+  const bool in_order = !t.strided() && !t.may_raise() && base.is_contiguous();
+  if (!in_order && (!t.strided() || t.strides != base.strides)) return false;
   const int64_t offset = n.args.size() > 3 && !n.arg(3).is_none() ? n.arg(3).to_int() : base.offset;
   const Sizes sizes = n.arg(1).to_ints(), strides = n.arg(2).to_ints();
   const int64_t first = t.offset + offset - base.offset;
   int64_t last = first;
   for (size_t i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
   // Outside of what the buffer spans there may be memory in eager; here there is none that is known.
-  if (n.results[0].numel() > 0 && (first < 0 || last >= l.buffers()[t.buffer].numel)) return false;
-  l.set(n, window(t, sizes, strides, first));
+  const int64_t known = in_order ? t.numel() : l.buffers()[t.buffer].numel;
+  if (n.results[0].numel() > 0 && (first < 0 || last >= known)) return false;
+  if (in_order && t.numel() == 0) return false;
+  if (in_order)
+    l.set(n, l.mapped(t, sizes, [from = t.sizes, strides, first](Index p) {
+      return symbolic::delinearize(symbolic::linearize({p.begin(), p.end()}, strides, first), from);
+    }));
+  else
+    l.set(n, window(t, sizes, strides, first));
   return true;
 }
 

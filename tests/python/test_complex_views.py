@@ -122,3 +122,33 @@ def test_complex_numbers_of_half_precision(dtype):
 
     t = torch.ones(3, dtype=dtype)
     assert_same(kiln.compile(f)(t), f(t))
+
+
+def low_frequencies(x, w):
+    f = torch.fft.rfft2(x)
+    out = torch.zeros_like(f)
+    out[:, :, :3, :4] = torch.einsum("bixy,ioxy->boxy", f[:, :, :3, :4], w)
+    return torch.fft.irfft2(out, s=x.shape[-2:]), f[0].transpose(0, 1), f.copy_(out.conj())
+
+
+def windows(z):
+    first, *rest = z.unbind(0)
+    return first.t() * 2, torch.stack(rest)[:, ::2].abs(), z.permute(2, 0, 1)[1:, :, :1].expand(-1, -1, 3) + z[0, 0, 0]
+
+
+def test_views_between_calls():
+    """They are windows on the memory of the complex numbers, which ATen reads."""
+    check(
+        low_frequencies, torch.randn(2, 3, 8, 8), torch.randn(3, 3, 3, 4, dtype=torch.complex64), rtol=1e-4, atol=1e-4
+    )
+    check(windows, torch.randn(3, 4, 5, dtype=torch.complex64))
+    check(lambda x: torch.stft(x, 64, 16, window=torch.hann_window(64), return_complex=True).abs(), torch.randn(2, 400))
+    check(lambda z: (z.view(-1)[3:9].view(2, 3), z.mul_(2)), torch.randn(3, 4, dtype=torch.complex128))
+    check(
+        lambda z, y: (z[1].copy_(y), z[1:].add_(y[0]), z), torch.randn(3, 4, dtype=torch.complex64), torch.randn(4) * 1j
+    )
+
+
+def test_as_strided_of_a_value_that_is_computed():
+    check(lambda x: (x * 2).as_strided((3, 4), (2, 3)), torch.randn(4, 5))
+    check(lambda n: torch.arange(40).as_strided((n.shape[0], 7), (3, 1), 2) * 2, torch.zeros(5))

@@ -190,3 +190,30 @@ def test_sizes_of_others_may_be_symbols(write):
     compiled = torch.compile(f, backend="aot_eager", dynamic=True, fullgraph=True)
     for n in (3, 4, 7):
         assert_same(run(compiled, n), run(f, n), rtol=1e-5, atol=1e-6, strides=False)
+
+
+AFTER_AN_ERROR = """
+import torch, kiln
+
+x = torch.ones(3)
+
+
+def bad(x):
+    torch._dynamo.graph_break()
+    return x
+
+
+try:
+    torch.compile(bad, backend="eager", fullgraph=True)(x)
+except Exception:
+    pass
+inner = torch.compile(lambda x: x + 1, backend="eager")
+outside = kiln.disable(lambda x: inner(x))
+print(kiln.compile(inner)(x).sum().item(), kiln.compile(lambda x: outside(x * 2))(x).sum().item())
+"""
+
+
+def test_frames_are_handed_on_once():
+    """After an error torch.compile stays the evaluator of frames, and puts itself above kiln's a second time."""
+    done = subprocess.run([sys.executable, "-c", AFTER_AN_ERROR], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "6.0 9.0\n", done

@@ -40,8 +40,11 @@ Pending& pending() {
 }
 
 PyObject* run_plainly(PyThreadState* tstate, py311::Frame* frame, int throw_flag) {
-  _PyFrameEvalFunction next = previous ? previous : &_PyEval_EvalFrameDefault;
-  return next(tstate, frame, throw_flag);
+  // The one before may have put itself above ours since, and hands the frame back: it has had its turn then.
+  thread_local const py311::Frame* handed_on = nullptr;
+  if (!previous || handed_on == frame) return _PyEval_EvalFrameDefault(tstate, frame, throw_flag);
+  Scoped<const py311::Frame*> handed(handed_on, frame);
+  return previous(tstate, frame, throw_flag);
 }
 
 guards::Call call_of(const Target& t, PyObject* const* locals, int count) {
