@@ -68,6 +68,17 @@ bool returns_others(const c10::FunctionSchema& schema) {
   });
 }
 
+/// Whether a call of as_strided or its like counts elements from where memory begins that the graph has a part of: that
+/// of an input, or a tensor that begins behind it.
+bool counts_from_memory(const Trace& trace, const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> args) {
+  if (!schema.name().starts_with("aten::as_strided")) return false;
+  const auto offset = schema.argumentIndexWithName("storage_offset");
+  if (!offset || args[static_cast<size_t>(*offset)].isNone()) return false;
+  const at::Tensor& t = args[0].toTensor();
+  const graph::Value base = trace.find(t.is_view() ? at::Tensor(t._base()) : t);
+  return t.storage_offset() != 0 || !base || base.node->kind == graph::NodeKind::Placeholder;
+}
+
 /// Why a call of an operator stays outside of graphs; empty if nothing speaks against it.
 std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
   const auto& schema = op.schema();
@@ -79,6 +90,7 @@ std::string refusal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
   if (name == "aten::set_") return name + " gives a tensor other memory";
   if ((name == "aten::resize_" || name == "aten::resize_as_") && args[0].toTensor().requires_grad())
     return name + " of a tensor that requires grad";
+  if (name == "aten::resize_" && !args[0].toTensor().is_contiguous()) return name + " of a tensor with gaps";
   // PyTorch's functionalization has no form of these for empty lists among what they write.
   if (name.starts_with("aten::_fused_")) return name + " updates lists of tensors in place";
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) &&
@@ -255,6 +267,9 @@ void record_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
   }
   if (const std::string why = refusal(op, given); !why.empty()) fail(*trace, "unsupported-operator", why);
+  if (counts_from_memory(*trace, schema, given))
+    fail(*trace, "unsupported-operator",
+         op.operator_name().name + " of a part of memory, with an offset into the whole");
   if (const std::string why = backward_needs_data(op, given); !why.empty()) fail(*trace, "operator-needs-data", why);
   if (differentiates_inside(op, given))
     fail(*trace, "unsupported-operator",

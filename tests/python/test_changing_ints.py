@@ -1,5 +1,6 @@
 """Python ints that change between calls, a counter first of all: inputs of the graph from their first change on."""
 
+import gc
 import math
 import random
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import kiln
+from kiln.testing import assert_same
 from test_item_numbers import same
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
@@ -356,3 +358,18 @@ def test_identity_of_tuples_that_change():
     fixed = (2, 2)
     for k in ((3, 3), (4, 4), fixed, (5, 5), (6, 6), fixed):
         assert f(X, k, fixed)[1:] == (k is fixed, k is not fixed)
+
+
+def test_a_class_that_is_made_with_the_number():
+    def f(x, n):
+        n = n * 2 - 1
+
+        class Settings:
+            scale = n
+
+        return x * Settings.scale, (x if n > 2 else x * 2)
+
+    compiled = kiln.compile(f)
+    for n in (1, 2, 3, 4, 2):
+        assert_same(compiled(X, n), f(X, n))
+        gc.collect()

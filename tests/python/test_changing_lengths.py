@@ -183,3 +183,19 @@ def test_a_submodule_that_is_gone_by_name_while_another_comes():
         for name in names:
             net.add_module(name, nn.Linear(3, 3))
         torch.testing.assert_close(compiled(net, x), f(net, x))
+
+
+def test_a_length_asked_for_where_exceptions_are_caught():
+    def f(x, items):
+        items.append(1)
+        try:
+            n = len(items)
+        except Exception as e:
+            n = repr(e)
+        return x, n
+
+    compiled = kiln.compile(f)
+    for n in range(1, 6):
+        expected, got = [2.0] * n, [2.0] * n
+        assert_same(compiled(torch.ones(2), got), f(torch.ones(2), expected))
+        assert got == expected

@@ -227,3 +227,34 @@ def test_retained_gradients(make):
     if make in (kept_inside, kept_of_a_leaf):
         kiln.reset()
         assert kiln.explain(make(nn.Linear(3, 3), nn.Linear(3, 3)))(X.clone()).graph_break_count == 0
+
+
+def cleared(p):
+    p.grad = None
+    return p * 2, p.grad is None
+
+
+def cleared_and_shared(p, q):
+    q.grad = None
+    p.grad = q.grad
+    return p * 2, p.grad is None, q.grad is None
+
+
+def deleted(p):
+    del p.grad
+    return p * 2, p.grad
+
+
+@pytest.mark.parametrize("function", [cleared, cleared_and_shared, deleted])
+def test_a_gradient_that_is_cleared_and_read(function):
+    """First without one, then with one: the first call tells nothing about the others."""
+    compiled = kiln.compile(function)
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(function.__code__.co_argcount)]
+    for grad in (None, torch.ones(2), torch.ones(2), None):
+        for p in parameters:
+            p.grad = None if grad is None else grad.clone()
+        assert_same(compiled(*parameters)[1:], function(*parameters)[1:])
+        for p in parameters:
+            p.grad = None if grad is None else grad.clone()
+        compiled(*parameters)[0].sum().backward()
+        assert_same(parameters[0].grad, torch.full((2,), 2.0))

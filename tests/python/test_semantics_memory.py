@@ -656,3 +656,36 @@ def test_memory_that_is_shared_until_it_is_written(write):
         clone = torch._lazy_clone(original)
         assert_same(compiled(clone), f(torch.ones(4)))
         assert original.tolist() == [1] * 4 and clone.tolist() != [1] * 4
+
+
+def window_of_a_copy(x):
+    y = x.clone()
+    z = y.as_strided((3,), (1,), 0)
+    z.add_(1)
+    return y, z, (x * 1).as_strided((2, 2), (1, 2), 0) * 1
+
+
+def window_of_what_is_written(x):
+    x.mul_(2)
+    return x.as_strided((3,), (1,), 0)
+
+
+def written_window(x):
+    x.as_strided((2,), (1,), 1).mul_(10)
+    return x * 1
+
+
+def resized_to_its_size(x):
+    v = x.view(5, 2)[:, :1]
+    v.resize_(v.shape)
+    return v, v.stride()
+
+
+@pytest.mark.parametrize("function", [window_of_a_copy, window_of_what_is_written, written_window, resized_to_its_size])
+def test_memory_before_a_tensor(function):
+    """An offset counts from where memory begins, and the argument may begin behind that: another one in each call."""
+    compiled = kiln.compile(function)
+    for start in (0, 5, 3):
+        eager, own = torch.arange(20.0), torch.arange(20.0)
+        assert_same(compiled(own[start : start + 10]), function(eager[start : start + 10]))
+        assert_same(own, eager)

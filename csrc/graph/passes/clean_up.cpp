@@ -18,6 +18,10 @@ std::unordered_map<const Node*, bool> escaping(const Graph& g) {
   };
   for (const Arg& a : g.outputs()) for_each_value(a, mark);
   for (const Mutation& m : g.mutations()) mark(m.value);
+  // as_strided counts from where memory begins, which an input may begin behind.
+  for (const auto& n : g.nodes())
+    if (n->kind == NodeKind::Call && n->op.name().starts_with("aten::as_strided") && n->args[0].is_value())
+      mark(n->args[0].value());
   for (auto it = g.nodes().rbegin(); it != g.nodes().rend(); ++it) {
     const Node& n = **it;
     if (n.kind == NodeKind::Call && out.contains(&n) && ops::is_view(n.op) && !n.args.empty() && n.args[0].is_value())

@@ -736,8 +736,19 @@ bool Machine::generic_store_attr(PyObject* o, PyObject* name, PyObject* value) {
 }
 
 PyObject* Machine::remember_made_type(PyObject* type) {
-  if (type && PyType_Check(type) && made_types.insert(type).second) alive.push_back(py::Ref::borrow(type));
-  return type;
+  if (!type || !PyType_Check(type) || !made_types.insert(type).second) return type;
+  alive.push_back(py::Ref::borrow(type));
+  // Classes are in cycles, and live on after the capture: what stands for a number of it must not.
+  py::Ref made = py::Ref::steal(type);
+  const py::Ref items = py::Ref::steal(PyDict_Items(reinterpret_cast<PyTypeObject*>(type)->tp_dict));
+  for (Py_ssize_t i = 0; items && i < PyList_GET_SIZE(items.get()); ++i) {
+    PyObject* const item = PyList_GET_ITEM(items.get(), i);
+    PyObject* const v = PyTuple_GET_ITEM(item, 1);
+    if (!is_number(v) && !is_text(v) && !is_open_number(v)) continue;
+    const py::Ref value = py::Ref::steal(is_open_number(v) ? with_values(v) : specialize(v));
+    if (!value || PyObject_SetAttr(type, PyTuple_GET_ITEM(item, 0), value.get()) < 0) return nullptr;
+  }
+  return items ? made.release() : nullptr;
 }
 
 bool Machine::refuses_class_write(PyObject* type) {

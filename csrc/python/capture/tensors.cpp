@@ -76,10 +76,9 @@ bool Machine::ensure_grad(PyObject* fake, bool look) {
   Known* k = find(fake);
   if (!k || k->kind != Known::Kind::Tensor) return true;
   auto [it, first] = grads_.try_emplace(fake);
-  if (!first && (it->second.looked || !look)) return true;
-  if (first) grad_order.push_back(py::Ref::borrow(fake));
+  if (!first) return true;  // known, or written before it was read: what it was does not matter
+  grad_order.push_back(py::Ref::borrow(fake));
   it->second.looked = look;
-  if (!first) return true;  // written before it was read: what it was does not matter
   const at::Tensor real = THPVariable_Unpack(k->real.get());
   if (!real.is_leaf() && !real.retains_grad()) return true;
   const SourcePtr source = child(SK::Attr, k->source, names().grad);

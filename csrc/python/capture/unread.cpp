@@ -160,8 +160,7 @@ PyObject* Machine::length_of_unread(PyObject* container) {
   if (!number || now == n) return number.release();
   if (k->appended) return activate(*k) ? PyLong_FromSsize_t(now) : nullptr;  // to a deque, which may be full
   const py::Ref more = py::Ref::steal(PyLong_FromSsize_t(now - n));
-  PyObject* const operands[] = {number.get(), more.get()};
-  return is_open_number(number.get()) ? PyNumber_Add(operands[0], operands[1]) : operate_on_numbers("add", operands);
+  return PyNumber_Add(number.get(), more.get());
 }
 
 PyObject* Machine::length_by_method(PyObject* o) {
