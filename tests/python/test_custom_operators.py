@@ -304,3 +304,19 @@ def test_backward_that_writes(made_inside):
         return y, before, seen, counted, x.grad
 
     assert_same(run(kiln.compile(f)), run(f))
+
+
+@torch.library.custom_op("kiln_test_custom::negated", mutates_args=())
+def negated(x: torch.Tensor) -> torch.Tensor:
+    return -x
+
+
+negated.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("backend", ["kiln", "eager", lambda gm, examples: gm.forward], ids=str)
+def test_other_sizes_under_fullgraph(backend):
+    """The kernel for fake tensors is asked for the sizes, and is no code of the program's."""
+    compiled = kiln.compile(lambda x: negated(x) + 1, fullgraph=True, backend=backend)
+    for n in (3, 4, 5, 6):
+        assert_same(compiled(torch.ones(n)), torch.zeros(n))

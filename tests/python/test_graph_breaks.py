@@ -698,3 +698,21 @@ def test_fullgraph_allows_an_exception_that_is_caught():
             return x * 2
 
     assert kiln.compile(f, fullgraph=True)(torch.ones(2)).tolist() == [2, 2]
+
+
+@torch.compiler.disable
+def kept_from_compilers(x):
+    return x + 1, torch.compiler.is_compiling(), [torch.compiler.is_compiling() for _ in range(1)]
+
+
+def test_functions_under_torch_compiler_disable_run_in_eager():
+    def f(x):
+        y, *seen = kept_from_compilers(x * 2)
+        return y * 3, seen
+
+    for _ in range(2):
+        assert_same(kiln.compile(f)(torch.ones(2)), (torch.full((2,), 9.0), [False, [False]]))
+    explained = kiln.explain(f)(torch.ones(2))
+    assert explained.graph_count == 2 and explained.graph_break_count == 1
+    with pytest.raises(kiln.exc.GraphBreakError, match="kept_from_compilers, which is under torch.compiler.disable"):
+        kiln.compile(f, fullgraph=True)(torch.ones(2))

@@ -289,7 +289,7 @@ class Machine {
   /// PyTorch makes an operator's overload when it is first asked for, and keeps it as an attribute.
   void find_overload(PyObject* packet, PyObject* name);
   /// Code of the compiler that PyTorch ships: wrappers are looked through, markers ignored, the rest breaks.
-  enum class PeerCode : uint8_t { None, Wrapper, StepWrapper, Marker, Polyfill, Other };
+  enum class PeerCode : uint8_t { None, Wrapper, Disabled, StepWrapper, Marker, Polyfill, Other };
   static PeerCode peer_code(PyCodeObject* code);
   PyObject* call_polyfill(py311::Frame* frame, bool* handled);
   /// Where a resume function's frame lets `o` go: false, and a break, if code runs then (a generator is closed, a

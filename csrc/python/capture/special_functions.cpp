@@ -42,6 +42,14 @@ bool tells_compiling(const py311::Frame* caller, bool item_numbers) {
   if (in(caller, "/torch/optim/optimizer.py") && named(caller, "_stack_if_compiling")) return !item_numbers;
   return true;
 }
+/// Whether PyTorch itself has the function, which it keeps from a compiler of its own.
+bool is_of_torch(PyObject* function) {
+  const py::Ref module = py::Ref::steal(PyObject_GetAttrString(function, "__module__"));
+  if (!module) PyErr_Clear();
+  if (!module || !PyUnicode_Check(module.get())) return false;
+  const std::string_view name = PyUnicode_AsUTF8(module.get());
+  return name == "torch" || name.starts_with("torch.");
+}
 }  // namespace
 
 PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
@@ -65,6 +73,8 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
         if (strcmp(name, wrapped) == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
     }
     if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
+    if (peer == PeerCode::Disabled && !is_of_torch(fn))
+      return graph_break("call-that-breaks", "a call of " + describe(fn) + ", which is under torch.compiler.disable");
     int rest = 0;
     std::vector<PyObject*> given = positional_arguments(frame, &rest);
     if (peer == PeerCode::StepWrapper) {
@@ -125,10 +135,11 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
     kind = polyfilled ? PeerCode::Polyfill : PeerCode::Other;
     // What it was to compile is captured with what is around it. Two tag modules for that compiler's own use.
     for (const char* wrapper :
-         {"DisableContext.__call__.<locals>._fn", "_TorchDynamoContext.__call__.<locals>.compile_wrapper",
+         {"_TorchDynamoContext.__call__.<locals>.compile_wrapper",
           "install_generation_tagging_init.<locals>.patched_init",
           "install_generation_tagging_init.<locals>.patched_setstate", "nonstrict_trace.<locals>.wrapped"})
       if (name == wrapper) kind = PeerCode::Wrapper;
+    if (name == "DisableContext.__call__.<locals>._fn") kind = PeerCode::Disabled;
     if (name == "OptimizedModule.__getattr__") kind = PeerCode::None;
     for (const char* marker :
          {"graph_break", "mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic"})

@@ -52,7 +52,8 @@ std::shared_ptr<SizedEntry::Variant> SizedEntry::find(const Ints& ints, Get&& ge
       const auto made = it->second = last_ = std::make_shared<Variant>();
       std::vector<at::Tensor> tensors;
       for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(get(i));
-      made->asked = !prefers_parts();  // eager needs no answer
+      made->asked = !prefers_parts();                   // eager needs no answer
+      Scoped<ConfigPtr> quiet(mode().config, nullptr);  // operators' kernels for fake tensors are in Python
       made->fits = program_->may_fit(tensors, ints) && (!made->asked || fits_inside(tensors, ints));
       return made;
     }
@@ -75,6 +76,7 @@ SizedEntry::Ints SizedEntry::delivered(PyObject* const* inputs, const Ints& ints
   if (v->sizes.empty()) {
     std::vector<at::Tensor> tensors;
     for (size_t i = 0; i < program_->num_inputs(); ++i) tensors.push_back(py::graph_input(inputs[i]));
+    Scoped<ConfigPtr> quiet(mode().config, nullptr);
     program_->trace_at(tensors, ints, &v->sizes);
   }
   return v->sizes;
