@@ -711,3 +711,14 @@ def test_code_and_defaults_are_those_of_the_function():
         assert getattr(compiled, name) is getattr(f, name)
     method = Net().helper
     assert kiln.compile(method).__code__ is Net.helper.__code__
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_exported_module_is_one_graph(pair, dynamic):
+    model, _ = pair
+    sizes = ({0: torch.export.Dim("rows", min=2, max=8)},) if dynamic else None
+    exported = torch.export.export(model.eval(), (X,), dynamic_shapes=sizes).module()
+    compiled = kiln.compile(exported, fullgraph=True)
+    assert_same(compiled(X), model(X), rtol=1e-5, atol=1e-6)
+    if dynamic:
+        assert_same(compiled(torch.cat([X, X])), model(torch.cat([X, X])), rtol=1e-5, atol=1e-6)

@@ -135,7 +135,7 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
     kind = polyfilled ? PeerCode::Polyfill : PeerCode::Other;
     // What it was to compile is captured with what is around it. Two tag modules for that compiler's own use.
     for (const char* wrapper :
-         {"_TorchDynamoContext.__call__.<locals>.compile_wrapper",
+         {"_TorchDynamoContext.__call__.<locals>.compile_wrapper", "wrap_dunder_call_ctx_manager.<locals>.inner",
           "install_generation_tagging_init.<locals>.patched_init",
           "install_generation_tagging_init.<locals>.patched_setstate", "nonstrict_trace.<locals>.wrapped"})
       if (name == wrapper) kind = PeerCode::Wrapper;
