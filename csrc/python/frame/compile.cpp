@@ -468,6 +468,9 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   if (const char* why = guards::eager_only()) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + ": " + why);
     log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + why);
+    if (root && guards::saved_tensor_hooks_active())
+      warn_once("hooks around " + place, "kiln: " + place + " runs in eager: " + why +
+                                             ". Hint: compile the function that sets them, or calls the checkpoint.");
     return nullptr;
   }
   start_engine();

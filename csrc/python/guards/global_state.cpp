@@ -19,10 +19,6 @@ namespace kiln::guards {
 
 namespace {
 
-bool saved_tensor_hooks_active() {
-  return at::SavedTensorDefaultHooks::is_enabled() && at::SavedTensorDefaultHooks::get_hooks().has_value();
-}
-
 /// Inside the Python kernel of an operator: autograd has passed, though tensors still say requires_grad.
 bool below_autograd() {
   return !c10::InferenceMode::is_enabled() &&
@@ -47,6 +43,10 @@ bool forward_mode_active() {
 }
 
 }  // namespace
+
+bool saved_tensor_hooks_active() {
+  return at::SavedTensorDefaultHooks::is_enabled() && at::SavedTensorDefaultHooks::get_hooks().has_value();
+}
 
 const char* eager_only() {
   // The hooks must see the tensors that eager saves: a checkpoint compares them with those of its second run.

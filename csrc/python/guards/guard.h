@@ -58,5 +58,7 @@ struct Guard {
 uint64_t pack_global_state();
 /// Why nothing may be compiled where this thread stands now; nullptr if it may. Part of the global state.
 const char* eager_only();
+/// Inside torch.autograd.graph.saved_tensors_hooks, or a checkpoint.
+bool saved_tensor_hooks_active();
 
 }  // namespace kiln::guards
