@@ -8,6 +8,9 @@ namespace {
 
 bool is_index(const Tensor& t) { return t.dtype == DType::Int64 || t.dtype == DType::Int32; }
 
+/// Whether `a` is a number that a tensor of this dtype takes as it is.
+bool is_of_kind(const Arg& a, DType t) { return a.is_number() && (is_floating(t) || !a.is<double>()); }
+
 std::string out_of_bounds(int64_t dim, int64_t size) {
   return "index out of range in self: dimension " + std::to_string(dim) + " has size " + std::to_string(size);
 }
@@ -207,7 +210,7 @@ bool scatter(Lowering& l, const Node& n) {  // (self, dim, index, src or value)
   std::optional<Tensor> src;
   if (n.arg(3).is_value())
     src = l.get(n.arg(3));
-  else if (!n.arg(3).is_number() || (n.arg(3).is<double>() && !is_floating(self.dtype)))
+  else if (!is_of_kind(n.arg(3), self.dtype))
     return false;
   if (src && !covers(*src, index)) return false;
   return scatter_into(
@@ -275,7 +278,7 @@ bool index_fill(Lowering& l, const Node& n) {  // (self, dim, index, value)
   std::optional<Tensor> value;
   if (n.arg(3).is_value())
     value = l.get(n.arg(3));
-  else if (!n.arg(3).is_number() || (n.arg(3).is<double>() && !is_floating(self.dtype)))
+  else if (!is_of_kind(n.arg(3), self.dtype))
     return false;
   return scatter_rows(l, n, self, index, dim, true, loops::StoreMode::Assign,
                       [&](Ops& o, Index) { return value ? value->load(o, {}) : constant_of(o, n.arg(3), self.dtype); });
@@ -293,15 +296,10 @@ bool put(Lowering& l, const Node& n) {  // (self, index, source, accumulate): el
                        .place =
                            [&](Ops& o, Index p) {
                              const int64_t size = self.numel();
-                             Expr rest = o.indirect(index.load(o, p), size, true,
-                                                    "out of range: an index of put, where the tensor has " +
-                                                        std::to_string(size) + " elements");
-                             std::vector<Expr> at(self.sizes.size());
-                             for (size_t d = at.size(); d-- > 0;) {
-                               at[d] = symbolic::mod(rest, self.sizes[d]);
-                               rest = symbolic::floordiv(rest, self.sizes[d]);
-                             }
-                             return at;
+                             const Expr number = o.indirect(index.load(o, p), size, true,
+                                                            "out of range: an index of put, where the tensor has " +
+                                                                std::to_string(size) + " elements");
+                             return symbolic::delinearize(number, self.sizes);
                            },
                        .value = [&](Ops& o, Index p) { return source.load(o, p); }});
 }

@@ -222,3 +222,13 @@ def check_sizes(f, sizes=SIZES, make=rows, entries=1, **options):
     if entries is not None:
         assert len(compiled._entries) == entries
     return compiled
+
+
+def logged_loops(capfd, function, *args):
+    """The loops that a first call of `function` is compiled to, in text: as they are lowered, and as they are scheduled."""
+    kiln.reset()
+    capfd.readouterr()
+    kiln.set_logs("loops")
+    kiln.compile(function)(*args)
+    kiln.set_logs("")
+    return capfd.readouterr().err.split("after scheduling")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import kiln
-from helpers import check
+from helpers import check, logged_loops
 
 N = 160
 
@@ -37,28 +37,23 @@ def turned(x, v):
     return (x.view(10, 16, N) + v.t()[16:32]).tanh()
 
 
-CASES = {
-    "boxes": (boxes, (4, 4)),
-    "rows": (rows, (N, 7)),
-    "squares": (squares, (N, 60)),
-    "norm": (norm, (N, 3)),
-    "columns": (columns, (N, 6)),
-    "turned": (turned, (N, 50)),
+CASES = {  # with the columns of the operand
+    "boxes": (boxes, 4),
+    "rows": (rows, 7),
+    "squares": (squares, 60),
+    "norm": (norm, 3),
+    "columns": (columns, 6),
+    "turned": (turned, 50),
 }
 
 
 def arguments(name, dtype=torch.float32):
-    x, v = torch.rand(N, 4 if name == "boxes" else N), torch.rand(N, CASES[name][1][1])
+    x, v = torch.rand(N, 4 if name == "boxes" else N), torch.rand(N, CASES[name][1])
     return x.to(dtype), v.to(dtype)
 
 
 def kernels(capfd, function, *args):
-    kiln.reset()
-    capfd.readouterr()
-    kiln.set_logs("loops")
-    kiln.compile(function)(*args)
-    kiln.set_logs("")
-    return capfd.readouterr().err.split("after scheduling")[1].count("_operands")
+    return logged_loops(capfd, function, *args)[1].count("_operands")
 
 
 @pytest.mark.parametrize("name", CASES)

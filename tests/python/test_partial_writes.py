@@ -9,19 +9,14 @@ import torch
 from torch import nn
 
 import kiln
-from helpers import check
+from helpers import check, logged_loops
 
 CACHE = (8, 64, 4, 16)
 KEYS = (2, 8, 4, 16)
 
 
 def nest_sizes(capfd, function, *args):
-    kiln.reset()
-    capfd.readouterr()
-    kiln.set_logs("loops")
-    kiln.compile(function)(*args)
-    kiln.set_logs("")
-    lowered = capfd.readouterr().err.split("after scheduling")[0]
+    lowered = logged_loops(capfd, function, *args)[0]
     return [math.prod(map(int, n.split(", "))) for n in re.findall(r"nest .* extents \[([\d, ]+)\]", lowered)]
 
 

@@ -98,7 +98,7 @@ def cached_keys(cache: Tensor, keys: Tensor, position: Tensor) -> Tensor:
     return (cache @ keys.mT).softmax(1)
 
 
-def added_rows(table, x, i):
+def added_rows(table: Tensor, x: Tensor, i: Tensor) -> Tensor:
     table.index_add_(0, i, x * 0.5)
     return table[i[0]]
 

@@ -4,7 +4,7 @@
 namespace kiln::testing {
 namespace {
 
-/// 256 rows of 256 by a column of a matrix of four, and its last column's mean as the second operand.
+/// The sums of 256 rows of 256 by the elements of `v` at `first`, less those at `second`.
 Program columns(const std::string& first, const std::string& second) {
   Program p = loops::parse(R"(program {
   buffer x f32 65536 input
