@@ -33,6 +33,12 @@ std::optional<DType> dtype_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+DType to_real(DType t) {
+  if (t == DType::Complex64) return DType::Float32;
+  if (t == DType::Complex128) return DType::Float64;
+  return t;
+}
+
 DType promote_types(DType a, DType b) {
   if (a == b) return a;
   const char ka = dtype_kind(a), kb = dtype_kind(b);

@@ -40,6 +40,8 @@ inline bool is_floating(DType t) { return dtype_kind(t) == 'f'; }
 /// float16 and bfloat16, which are computed with as float32.
 inline bool is_half(DType t) { return t == DType::Float16 || t == DType::BFloat16; }
 inline bool is_complex(DType t) { return dtype_kind(t) == 'c'; }
+/// c64 -> f32, c128 -> f64, others unchanged.
+DType to_real(DType t);
 /// bool, unsigned or signed integer.
 inline bool is_integral(DType t) { return dtype_kind(t) == 'b' || dtype_kind(t) == 'u' || dtype_kind(t) == 'i'; }
 /// Type promotion of two tensors of equal category priority, as torch.promote_types.

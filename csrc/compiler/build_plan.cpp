@@ -201,10 +201,11 @@ class Builder {
     KILN_CHECK(base != runtime::kNoSlot, "a library call uses a buffer without memory");
     allocate({base});  // what has no elements is written by no step
     const graph::TensorMeta& whole = plan_.slots[base].meta;
-    if (v.offset == 0 && v.sizes == whole.sizes && v.strides == whole.strides) return base;
+    if (v.offset == 0 && v.dtype == whole.dtype && v.sizes == whole.sizes && v.strides == whole.strides) return base;
     auto& views = views_[base];
     for (const auto& [view, slot] : views)
-      if (view.sizes == v.sizes && view.strides == v.strides && view.offset == v.offset) return slot;
+      if (view.dtype == v.dtype && view.sizes == v.sizes && view.strides == v.strides && view.offset == v.offset)
+        return slot;
     SlotInfo info{SlotInfo::Kind::View, plan_.slots[base].name + "_view", {}};
     info.meta.dtype = v.dtype;
     info.meta.sizes = v.sizes;
@@ -223,11 +224,6 @@ class Builder {
   /// `epilogue` follows the call: as a part of its step where kernels of ours make the result, or else as the next
   /// step.
   void add_extern(const lower::ExternCall& call, const Epilogue& epilogue) {
-    if (call.copied) {
-      allocate({slots_.at(call.results[0]->buffer)});
-      plan_.steps.push_back(std::make_unique<runtime::CopyStep>(slot_of(*call.results[0]), slot_of(*call.copied)));
-      return;
-    }
     if (!call.node) {
       plan_.steps.push_back(std::make_unique<runtime::AskStep>(slots_.at(call.results[0]->buffer)));
       return;
@@ -239,13 +235,11 @@ class Builder {
     if (epilogue.kernel && !joined) add_kernel(*epilogue.kernel, std::move(*epilogue.compiled));
   }
 
-  /// Whether the call's result may lie where its argument does: numbers seen as pairs of others, of a buffer that no
-  /// step writes again. What the caller gets is its own memory.
+  /// Whether the call's result may lie where its argument does: the same bits seen as other numbers, of a buffer that
+  /// no step writes again. What the caller gets is its own memory.
   bool lends_memory(const lower::ExternCall& call) {
-    static const std::unordered_set<std::string> kOtherNumbers{"aten::view_as_real", "aten::view_as_complex",
-                                                               "aten::view.dtype"};
-    if (!kOtherNumbers.contains(call.node->op.name()) || call.inputs.size() != 1 || call.results.size() != 1 ||
-        !call.results[0])
+    static const graph::Op kOtherNumbers("aten::view.dtype");
+    if (call.node->op != kOtherNumbers || call.inputs.size() != 1 || call.results.size() != 1 || !call.results[0])
       return false;
     const BufferId from = call.inputs.begin()->second.buffer, to = call.results[0]->buffer;
     const auto lent = lent_by_.find(from);

@@ -16,6 +16,7 @@
 #include "graph/passes/lift_convolutions.h"
 #include "graph/passes/passes.h"
 #include "graph/passes/patch_convolutions.h"
+#include "graph/passes/split_complex.h"
 #include "graph/passes/volume_convolutions.h"
 #include "graph/passes/widen_half.h"
 #include "joint/finish.h"
@@ -255,6 +256,7 @@ void note_order(const joint::Joint& joint, runtime::CompiledParts& parts) {
 void prepare_for_kernels(graph::Graph& g) {
   const auto slow = [](DType t) { return options().widen_half ? is_half(t) : graph::has_slow_products(t); };
   pass("joint.widen_half", g, [&] { return graph::widen_half(g, slow) && (graph::clean_up(g), true); });
+  pass("joint.split_complex", g, [&] { return graph::split_complex(g) && (graph::clean_up(g), true); });
   pass("joint.lift_convolutions", g, [&] { return graph::lift_convolutions(g); });
   pass("joint.channels_last", g, [&] { return graph::convert_to_channels_last(g); });
   pass("joint.patch_convolutions", g, [&] { return graph::patch_convolutions(g); });

@@ -30,16 +30,26 @@ bool cat(Lowering& l, const Node& n) {
   return true;
 }
 
+// So many parts, of so few operations each, are stored by one nest: they are often parts of one tensor, or lie between
+// each other.
+constexpr size_t kMostTogether = 4;
+constexpr int kCheapPart = 16;
+
 bool stack(Lowering& l, const Node& n) {
   const std::vector<graph::Value> list = n.arg(0).to_values();
   const Tensor to = l.new_buffer(n);
   const int64_t dim = wrap_dim(n.arg(1).to_int(), to.dim());
+  std::vector<std::pair<Tensor, Tensor>> stores;
+  bool together = list.size() <= kMostTogether;
   for (size_t i = 0; i < list.size(); ++i) {
-    Tensor window = to;
-    window.sizes.erase(window.sizes.begin() + dim);
-    window.strides.erase(window.strides.begin() + dim);
-    window.offset = static_cast<int64_t>(i) * to.strides[dim];
-    l.store(l.get(list[i]), window, l.name_of(n) + "_" + std::to_string(i));
+    stores.emplace_back(l.get(list[i]), without_dim(l, to, dim, static_cast<int64_t>(i)));
+    together &= stores.back().first.ops() <= kCheapPart;
+  }
+  if (together) {
+    l.store_each(stores, l.name_of(n));
+  } else {
+    for (size_t i = 0; i < list.size(); ++i)
+      l.store(stores[i].first, stores[i].second, l.name_of(n) + "_" + std::to_string(i));
   }
   l.set(n, to);
   return true;

@@ -140,6 +140,8 @@ std::optional<Tensor> Lowering::slice_of(const Node& n, const Tensor& self) cons
 }
 
 std::optional<Tensor> Lowering::view_at(const Node& view, const Tensor& base) {
+  const Rule rule = rule_of(view.op);
+  if (!rule || view.results.size() != 1) return std::nullopt;
   const graph::Value from = view.args[0].value(), to = const_cast<Node&>(view).out();
   const auto before = values_.find(from);
   std::optional<Tensor> kept;
@@ -147,7 +149,7 @@ std::optional<Tensor> Lowering::view_at(const Node& view, const Tensor& base) {
   values_[from] = base;
   std::optional<Tensor> result;
   const size_t items = out_.program.items.size();
-  if (view.results.size() == 1 && rule_of(view.op)(*this, view) && values_.at(to).strided()) result = values_.at(to);
+  if (rule(*this, view) && values_.at(to).strided()) result = values_.at(to);
   KILN_CHECK(items == out_.program.items.size(), "a view of memory computed something: " + view.name);
   values_.erase(to);
   if (kept)

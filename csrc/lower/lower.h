@@ -22,8 +22,7 @@ struct TensorView {
 
 /// One ATen call, Program::externs' payload.
 struct ExternCall {
-  const graph::Node* node = nullptr;  // null: `copied`, or else Graph::asked is asked here, `results[0]`
-  std::optional<TensorView> copied;   // to `results[0]`: numbers that kernels do not know
+  const graph::Node* node = nullptr;  // null: Graph::asked is asked here, `results[0]`
   /// Where the node's tensor arguments are, by value.
   std::unordered_map<graph::Value, TensorView> inputs;
   /// Per result: the buffer that receives it; no value for results nobody reads.

@@ -80,7 +80,7 @@ bool has_rule(const graph::Op& op) { return rule_of(op) != nullptr; }
 
 bool is_view(const graph::Op& op) {
   static const auto* views = [] {
-    auto* s = new std::unordered_set<graph::Op>;
+    auto* s = new std::unordered_set<graph::Op>{graph::Op("aten::view_as_real"), graph::Op("aten::view_as_complex")};
     for (const RuleRow& row : view_rules()) s->insert(graph::Op(row.op));
     return s;
   }();
@@ -178,11 +178,12 @@ Lowering::Lowering(const graph::Graph& g, const LowerOptions& options) : g_(g), 
   for (const Arg& a : g.outputs()) {
     if (!a.is_value() || !a.value()) continue;
     graph::Value v = a.value();
-    const int64_t numel = v.meta().numel();
+    const auto bytes = [](graph::Value of) { return of.meta().numel() * dtype_size(of.meta().dtype); };
+    const int64_t whole = bytes(v);
     escaping_.insert(v);
     while (v.node->kind == graph::NodeKind::Call && is_view(v.node->op) && v.node->args.at(0).is_value()) {
       v = v.node->args[0].value();
-      if (v.meta().numel() == numel) escaping_.insert(v);
+      if (bytes(v) == whole) escaping_.insert(v);
     }
   }
 }
@@ -198,8 +199,9 @@ std::string Lowering::name_of(const Node& n, uint32_t i) const {
 }
 
 BufferId Lowering::add_buffer(std::string name, const TensorMeta& meta, loops::BufferKind kind) {
-  const int64_t numel = extent_of(meta.sizes, meta.strides);
-  const BufferId b = out_.program.add_buffer(std::move(name), meta.dtype, numel, kind);
+  // Loops know complex numbers as pairs of real ones.
+  const int64_t numel = extent_of(meta.sizes, meta.strides) * (is_complex(meta.dtype) ? 2 : 1);
+  const BufferId b = out_.program.add_buffer(std::move(name), to_real(meta.dtype), numel, kind);
   out_.metas.push_back(meta);
   out_.metas.back().offset = 0;
   out_.dynamic.push_back(false);
@@ -232,44 +234,36 @@ Tensor Lowering::new_temp(std::string name, DType dtype, const Sizes& sizes) {
 
 void Lowering::store(const Tensor& t, const Tensor& to, const std::string& name) {
   KILN_CHECK(t.sizes == to.sizes, "store between different sizes in " + name);
-  if (to.numel() == 0) return;
-  if (is_complex(to.dtype) && t.strided() && t.dtype == to.dtype) {
-    loops::Extern e;
-    e.index = static_cast<int>(out_.externs.size());
-    e.name = "kiln::copy";
-    e.reads = {t.buffer};
-    e.writes = {to.buffer};
-    ExternCall call;
-    call.copied = view_of(t);
-    call.results.push_back(view_of(to));
-    out_.externs.push_back(std::move(call));
-    out_.program.add_extern(std::move(e));
-    return;
-  }
+  if (!is_complex(to.dtype))
+    store_each({{t, to}}, name);
+  else if (same_layout(t.sizes, t.strides, to.strides))
+    store_each({{as_real(t), as_real(to)}}, name);
+  else
+    store_each({{part_of(*this, t, 0), part_of(*this, to, 0)}, {part_of(*this, t, 1), part_of(*this, to, 1)}}, name);
+}
+
+void Lowering::store_each(const std::vector<std::pair<Tensor, Tensor>>& stores, const std::string& name) {
+  const Tensor& first = stores.at(0).second;
+  if (first.numel() == 0) return;
   // Loops follow the destination's memory order.
-  std::vector<size_t> order(t.sizes.size());
+  std::vector<size_t> order(first.sizes.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return to.strides[a] > to.strides[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return first.strides[a] > first.strides[b]; });
   Sizes ranges;
-  for (size_t d : order) ranges.push_back(t.sizes[d]);
-  auto logical = [order](Index p) {
-    std::vector<Expr> index(order.size());
-    for (size_t i = 0; i < order.size(); ++i) index[order[i]] = p[i];
-    return index;
-  };
-  loops::StoreTo destination;
-  destination.buffer = to.buffer;
-  destination.index = [logical, strides = to.strides, offset = to.offset](Index p) {
-    return symbolic::linearize(logical(p), strides, offset);
-  };
-  add_nest(loops::pointwise(
-               buffers(), name, ranges,
-               [&](Ops& ops, Index p) {
-                 EvalScope scope;
-                 return cast_to(ops, t.load(ops, logical(p)), to.dtype);
-               },
-               destination),
-           recomputing_ || (t.lazy && t.lazy->recomputed));
+  for (size_t d : order) ranges.push_back(first.sizes[d]);
+  loops::NestBuilder nest(buffers(), name, ranges);
+  nest.stage({});
+  std::vector<Expr> index(order.size());
+  for (size_t i = 0; i < order.size(); ++i) index[order[i]] = nest.outer()[i];
+  EvalScope scope;
+  bool recomputed = recomputing_;
+  for (const auto& [t, to] : stores) {
+    KILN_CHECK(t.sizes == first.sizes && to.sizes == first.sizes, "stores of different sizes in " + name);
+    nest.store(to.buffer, symbolic::linearize(index, to.strides, to.offset),
+               cast_to(nest, t.load(nest, index), to.dtype));
+    recomputed |= t.lazy && t.lazy->recomputed;
+  }
+  add_nest(nest.finish(), recomputed);
 }
 
 void Lowering::add_nest(loops::Nest nest, bool recomputes) {
@@ -441,52 +435,31 @@ void Lowering::lower_extern(const Node& n) {
 }
 
 void Lowering::lower_node(const Node& n) {
-  const Rule rule = rule_of(n.op);
-  bool ours = rule != nullptr;
-  for (const TensorMeta& m : n.results)
-    if (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype)) ours = false;
+  bool known = true, complex = false;
+  const auto look = [&](const TensorMeta& m) {
+    known &= m.device.type == graph::DeviceType::CPU && m.dtype != DType::Opaque;
+    complex |= is_complex(m.dtype);
+  };
+  for (const TensorMeta& m : n.results) look(m);
   for (const Arg& a : n.args)
     graph::for_each_value(a, [&](graph::Value v) {
-      if (!v) return;
-      const TensorMeta& m = v.meta();
-      if (m.device.type != graph::DeviceType::CPU || m.dtype == DType::Opaque || is_complex(m.dtype)) ours = false;
+      if (v) look(v.meta());
     });
+  const Rule rule = complex ? complex_rule_of(n.op) : rule_of(n.op);
+  const bool ours = known && rule;
   // Results that nobody reads would not be computed at all.
   bool used = false;
   for (uint32_t i = 0; i < n.results.size(); ++i) used |= is_used(n, i);
   // A rule declines before it has changed anything.
   if (ours && used) {
-    choose_place(n);
+    if (!complex) choose_place(n);
     const bool done = rule(*this, n);
     place_.reset();
     before_write_ = Before::Nothing;
     ordered_ = false;
     if (done) return;
   }
-  if (!ours && used && lower_window(n)) return;
   lower_extern(n);
-}
-
-bool Lowering::lower_window(const Node& n) {
-  static const graph::Op kCopy("aten::copy");
-  const bool copy = n.op == kCopy;
-  if ((!copy && !is_view(n.op)) || n.args.empty() || !n.args[0].is_value()) return false;
-  for (const TensorMeta& m : n.results)
-    if (!is_complex(m.dtype) || m.device.type != graph::DeviceType::CPU) return false;
-  if (copy) {
-    const Tensor& from = get(n.arg(1));
-    if (escapes(n) || !from.strided() || from.dtype != n.results[0].dtype || from.sizes != n.results[0].sizes)
-      return false;
-    set(n, from);
-    return true;
-  }
-  if (!get(n.args[0]).strided() || !rule_of(n.op)(*this, n)) return false;
-  const auto value = [&](uint32_t i) { return graph::Value{const_cast<Node*>(&n), i}; };
-  bool strided = true;
-  for (uint32_t i = 0; i < n.results.size(); ++i) strided &= get(value(i)).strided();
-  // Index arithmetic is for kernels: a copy by ATen.
-  for (uint32_t i = 0; i < n.results.size() && !strided; ++i) values_.erase(value(i));
-  return strided;
 }
 
 void Lowering::lower_outputs() {

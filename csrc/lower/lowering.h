@@ -61,6 +61,10 @@ class Lowering {
   void set(const Node& n, Tensor t, uint32_t i = 0, bool recompute = false);
   /// Whether the memory of the node's i-th result is the caller's.
   bool escapes(const Node& n, uint32_t i = 0) const { return escaping_.count({const_cast<Node*>(&n), i}) != 0; }
+  /// Takes back what set() was given for `n`.
+  void unset(const Node& n) {
+    for (uint32_t i = 0; i < n.results.size(); ++i) values_.erase({const_cast<Node*>(&n), i});
+  }
   bool is_used(const Node& n, uint32_t i) const { return uses_.count({const_cast<Node*>(&n), i}) != 0; }
 
   /// A lazy value over `sizes`; `inputs` are the tensors that fn loads, `ops` its own operations per point.
@@ -80,6 +84,8 @@ class Lowering {
   Tensor in_memory(graph::Value v, bool as_in_eager = false);
   /// Stores t into `to` (same sizes) by a nest.
   void store(const Tensor& t, const Tensor& to, const std::string& name);
+  /// The same for several tensors of the same sizes, by one nest: {what, where}.
+  void store_each(const std::vector<std::pair<Tensor, Tensor>>& stores, const std::string& name);
   /// The first argument of the node being lowered, if the node may write to its memory instead of a copy's: it then
   /// stores the elements that differ, and its result is this tensor.
   const std::optional<Tensor>& place() const { return place_; }
@@ -106,8 +112,6 @@ class Lowering {
   void lower_inputs();
   void lower_node(const Node& n);
   void lower_extern(const Node& n);
-  /// Views of numbers that kernels do not know (complex ones) are windows on their memory. False: it is no such view.
-  bool lower_window(const Node& n);
   void lower_outputs();
   void find_users();
   /// Sets place_ for `n`, after what needs the old elements has been copied.
@@ -168,6 +172,8 @@ struct RuleRow {
 };
 /// Null if there is none.
 Rule rule_of(const graph::Op& op);
+/// The same for nodes that read or make complex numbers, whose tensors lie in memory: pairs of real numbers there.
+Rule complex_rule_of(const graph::Op& op);
 // One table a family, in the file of its name.
 std::span<const RuleRow> pointwise_rules();
 std::span<const RuleRow> view_rules();
@@ -216,6 +222,10 @@ int64_t slice_start(const Arg& start, int64_t size);
 Tensor sliced(const Lowering& l, const Tensor& t, int64_t dim, int64_t start, int64_t step, int64_t size);
 Tensor without_dim(const Lowering& l, const Tensor& t, int64_t dim, int64_t at);
 Tensor diagonal_of(const Lowering& l, const Tensor& t, int64_t offset, int64_t a, int64_t b, int64_t length);
+/// Complex numbers in memory as pairs of real ones, along a last dimension.
+Tensor as_real(const Tensor& t);
+/// Their real numbers (0) or the imaginary ones (1).
+Tensor part_of(const Lowering& l, const Tensor& t, int64_t part);
 /// Whether a is a strided tensor of b's elements.
 bool same_place(const Tensor& a, const Tensor& b);
 /// Whether tensors of `sizes` with strides `a` and `b` have each element in the same place.

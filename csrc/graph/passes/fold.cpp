@@ -134,10 +134,12 @@ bool fold_constants(Graph& g) {
         // Without a rule for these arguments the call stays as it is.
       }
     }
+    // A complex product with 1 multiplies by 0, too: infinities become NaN.
     const bool neutral = (n->op == kMul && is_number(n->args[1], 1)) ||
                          (n->op == kDiv && is_number(n->args[1], 1) && n->args.size() == 2) ||
                          (n->op == kSub && is_number(n->args[1], 0) && !std::signbit(n->args[1].to_double()));
-    if (neutral && n->args[0].is_value() && may_replace(n->out(), n->args[0].value(), escapes)) {
+    if (neutral && !is_complex(n->results[0].dtype) && n->args[0].is_value() &&
+        may_replace(n->out(), n->args[0].value(), escapes)) {
       replaced[n] = {n->args[0].value()};
       changed = true;
     }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "graph/infer.h"
+#include "ops/ops.h"
 
 namespace kiln::graph {
 
@@ -21,6 +22,14 @@ class Rewrite {
   Value call(const std::string& op, std::vector<Arg> args) { return node(op, std::move(args))->out(); }
   /// `v` row by row: a copy if it lies otherwise.
   Value dense(Value v) { return v.meta().is_contiguous() ? v : call("aten::clone", {v, MemoryFormat::Contiguous}); }
+  /// `v` with other sizes, as a view where there is one.
+  Value reshape(Value v, const std::vector<int64_t>& sizes) {
+    try {
+      return call("aten::view", {v, Arg::ints(sizes)});
+    } catch (const ops::ShapeError&) {
+      return call("aten::view", {call("aten::clone", {v, MemoryFormat::Contiguous}), Arg::ints(sizes)});
+    }
+  }
   void undo() {
     for (auto added = added_.rbegin(); added != added_.rend(); ++added) g_.erase(*added);
     added_.clear();

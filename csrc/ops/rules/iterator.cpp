@@ -189,12 +189,6 @@ TensorMeta iterate(std::span<const TensorMeta* const> inputs, DType result, cons
   return out;
 }
 
-DType to_real(DType t) {
-  if (t == DType::Complex64) return DType::Float32;
-  if (t == DType::Complex128) return DType::Float64;
-  return t;
-}
-
 std::vector<int64_t> dense_strides_like(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   const size_t n = sizes.size();
   if (n == 0) return {};

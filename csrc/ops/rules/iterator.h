@@ -20,8 +20,6 @@ TensorMeta iterate(std::span<const TensorMeta* const> inputs, DType result, cons
 
 /// The dtypes that an integer or bool argument becomes in ops that only make floats: the default dtype.
 inline DType to_float(DType t) { return is_integral(t) ? default_dtype() : t; }
-/// c64 -> f32, c128 -> f64, others unchanged.
-DType to_real(DType t);
 
 /// Strides that clone, to() and *_like take under preserve_format: the tensor's own if it is dense, else ones in the
 /// same order of dims (infer_dense_strides).

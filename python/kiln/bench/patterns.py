@@ -69,6 +69,27 @@ def complex_rotary(x: Tensor, angle: Tensor) -> Tensor:
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn).flatten(-2)
 
 
+def spectral_convolution(x: Tensor, real: Tensor, imag: Tensor) -> Tensor:
+    """The lowest frequencies by weights of their own, as in a Fourier neural operator."""
+    spectrum = torch.fft.rfft2(x)
+    out = torch.zeros_like(spectrum)
+    out[..., :8, :8] = torch.einsum("bixy,ioxy->boxy", spectrum[..., :8, :8], torch.complex(real, imag))
+    return torch.fft.irfft2(out, s=x.shape[-2:])
+
+
+def masked_spectrogram(x: Tensor, window: Tensor) -> Tensor:
+    spectrum = torch.stft(x, 256, 64, window=window, return_complex=True)
+    return torch.istft(spectrum * spectrum.abs().sigmoid(), 256, 64, window=window)
+
+
+def state_space_kernel(real: Tensor, imag: Tensor, x: Tensor) -> Tensor:
+    """A diagonal state space model, as a long convolution."""
+    n = x.shape[-1]
+    powers = torch.exp(torch.complex(-real.square(), imag)[:, None] * torch.arange(n))
+    kernel = powers.sum(0).real
+    return torch.fft.irfft(torch.fft.rfft(x, 2 * n) * torch.fft.rfft(kernel, 2 * n))[..., :n]
+
+
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
@@ -171,6 +192,9 @@ PATTERNS = [
     Pattern("rotations", rotate, normal((5000, 4), (5000, 3))),
     Pattern("rendering along rays", rendered, normal((256, 64), (256, 64, 3))),
     Pattern("spectrum", lambda x: torch.fft.rfft(x).abs(), normal((64, 512))),
+    Pattern("spectral convolution", spectral_convolution, normal((4, 16, 32, 32), (16, 16, 8, 8), (16, 16, 8, 8))),
+    Pattern("masked spectrogram", masked_spectrogram, lambda: (torch.randn(4, 8000), torch.hann_window(256))),
+    Pattern("state space kernel", state_space_kernel, normal((64,), (64,), (8, 256))),
     Pattern("singular values", torch.linalg.svdvals, normal((20, 16, 16))),
     Pattern("norm of order 3", lambda x: x.norm(3, dim=-1), normal((256, 256))),
     Pattern("half precision", lambda x: (x.bfloat16() * 2 + 1).sigmoid(), normal((256, 512))),

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "graph/passes/passes.h"
+#include "graph/passes/split_complex.h"
 #include "graph/passes/widen_half.h"
 
 // Each file of tests/golden/graph names a pass, a graph, and the graph that the pass makes of it. KILN_UPDATE_GOLDEN=1
@@ -20,6 +21,7 @@ const std::map<std::string, Pass> kPasses = {{"dce", eliminate_dead_code},
                                              {"copies", remove_redundant_copies},
                                              {"clean_up", clean_up},
                                              {"recompute_operands", recompute_operands},
+                                             {"split_complex", split_complex},
                                              {"widen_half", [](Graph& g) { return widen_half(g, is_half); }}};
 
 std::vector<std::filesystem::path> files() {
