@@ -208,6 +208,9 @@ class Function : public CompiledFunction {
                                 const Views& views) const {
     std::vector<at::Tensor> out;
     out.reserve(parts_->outputs.size());
+    // Before others become views of them, which need no gradient.
+    for (const Output& o : parts_->outputs)
+      if (o.kind == Output::Kind::Forward && o.leaf) results[static_cast<size_t>(o.index)].set_requires_grad(true);
     for (const Output& o : parts_->outputs) {
       if (const auto known = views.find(out.size()); known != views.end()) {
         out.push_back(known->second);
@@ -219,9 +222,8 @@ class Function : public CompiledFunction {
           out.emplace_back();
           break;
         case Output::Kind::Forward:
-          out.push_back(o.creation == kCustomView && results[i].requires_grad() ? custom_view_of(results[i])
-                                                                                : results[i]);
-          if (o.leaf) out.back().set_requires_grad(true);
+          out.push_back(o.creation == kCustomView && !o.leaf && results[i].requires_grad() ? custom_view_of(results[i])
+                                                                                           : results[i]);
           break;
         case Output::Kind::Input:
           out.push_back(inputs[i]);

@@ -41,7 +41,8 @@ def compile(
             call, until another has other ones. Code is compiled for known sizes in each case.
         backend: a registered name (kiln.list_backends()) or `backend(gm: torch.fx.GraphModule, example_inputs) -> callable`.
         mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs"; not together with options.
-        options: options of the table (docs/options.md) for this callable alone.
+        options: options of the table (docs/options.md) for this callable alone. A backend other than "kiln" is given those
+            that are not in the table, as `options=`.
         disable: return f as it is.
 
     A module gives a module (kiln.OptimizedModule): of the same class, with the same state, attributes, hooks and state_dict
@@ -81,11 +82,13 @@ def checked(
 ) -> dict[str, Any]:
     """The arguments of compile_callable for those of kiln.compile. alone: what is compiled is not shared with callables of
     equal arguments, and is forgotten with this one."""
+    backend = backends.check(backend)
+    own, others = check_options(mode, options, takes_others=backend != backends.NATIVE)
     return {
         "fullgraph": bool(fullgraph),
         "dynamic": dynamic,
-        "backend": backends.check(backend),
-        "options": check_options(mode, options),
+        "backend": backends.with_options(backend, others) if others else backend,
+        "options": own,
         "alone": alone,
     }
 
@@ -94,22 +97,29 @@ def describe(f: Any) -> str:
     return f"{type(f).__name__} {f!r}"[:200]
 
 
-def check_options(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    """The options for one callable, checked against the table."""
+def check_options(
+    mode: str | None, options: dict[str, Any] | None, takes_others: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options for one callable, checked against the table, and those that its backend alone knows."""
     if mode is not None and options is not None:
         raise exc.UserError("kiln.compile takes mode or options, not both")
     if mode is not None:
         if mode not in MODES:
             raise exc.UserError(f"unknown mode {mode!r}; the modes are {', '.join(MODES)}")
-        return dict(MODES[mode])
+        return dict(MODES[mode]), {}
     known = {row[0]: row[1] for row in _C.option_table()}
     types_ = {"bool": bool, "int": int, "str": str}
+    own, others = {}, {}
     for name, value in (options or {}).items():
         if name not in known:
-            raise exc.UserError(f"kiln has no option {name!r}; docs/options.md lists them")
+            if not takes_others:
+                raise exc.UserError(f"kiln has no option {name!r}; docs/options.md lists them")
+            others[name] = value
+            continue
         if type(value) is not types_[known[name]]:
             raise exc.UserError(f"option {name!r} takes a value of type {known[name]}, not {value!r}")
-    return dict(options or {})
+        own[name] = value
+    return own, others
 
 
 def _reduce(compiled: Any) -> Any:

@@ -58,6 +58,32 @@ def test_gradients_behind_a_break(maker, needs_grad):
     assert x.grad is None
 
 
+def beside_its_tensor(x):
+    y = x * 2
+    return y, y.detach().requires_grad_()
+
+
+def before_its_tensor(x):
+    y = x * 2
+    z = y.detach().requires_grad_()
+    return z, y[1:], y
+
+
+def two_of_a_tensor(x):
+    y = x * 2
+    return y.detach().requires_grad_(), y.detach(), y.detach().requires_grad_(), y
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("function", [beside_its_tensor, before_its_tensor, two_of_a_tensor])
+def test_leaves_that_share_memory_with_other_results(function, needs_grad):
+    x = torch.randn(4, 6, requires_grad=needs_grad)
+    expected, results = function(x), kiln.compile(function)(x)
+    places = [(t.requires_grad, t.is_leaf, t.storage_offset()) for t in results]
+    assert places == [(t.requires_grad, t.is_leaf, t.storage_offset()) for t in expected]
+    assert len({t.untyped_storage().data_ptr() for t in results}) == 1
+
+
 def test_an_operator_that_needs_data_in_between():
     def f(x):
         z = x.detach().requires_grad_()

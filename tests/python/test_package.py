@@ -168,6 +168,20 @@ def test_compile_checks_its_arguments_at_once(arguments, says):
         kiln.compile(**arguments)
 
 
+def test_a_backend_gets_the_options_that_are_not_kilns():
+    seen = []
+
+    def backend(gm, example_inputs, **given):
+        seen.append(given)
+        return gm.forward
+
+    x = torch.ones(2)
+    for options in ({"level": 2, "what": "all"}, {"level": 2, "fusion": False}, {"fusion": False}, None):
+        f = kiln.compile(lambda x: x + 1, backend=backend, options=options)
+        assert torch.equal(f(x), x + 1)
+    assert seen == [{"options": {"level": 2, "what": "all"}}, {"options": {"level": 2}}, {}, {}]
+
+
 @pytest.mark.parametrize("thing", [3, None.__class__, torch.nn.Linear, "text", torch.ones(2)])
 def test_compile_of_what_cannot_be_compiled(thing):
     with pytest.raises(kiln.exc.UserError, match="kiln.compile takes"):

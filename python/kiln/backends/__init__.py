@@ -4,6 +4,14 @@ A backend is `backend(gm: torch.fx.GraphModule, example_inputs: list[torch.Tenso
 inputs and returns a tuple or list of its outputs. The default, "kiln", is the C++ pipeline, which needs no fx graph.
 """
 
-from kiln.backends.registry import check, list_backends, lookup_backend, register_backend, resolve
+from kiln.backends.registry import (
+    NATIVE,
+    check,
+    list_backends,
+    lookup_backend,
+    register_backend,
+    resolve,
+    with_options,
+)
 
-__all__ = ["check", "list_backends", "lookup_backend", "register_backend", "resolve"]
+__all__ = ["NATIVE", "check", "list_backends", "lookup_backend", "register_backend", "resolve", "with_options"]

@@ -76,6 +76,14 @@ def resolve(backend: Any) -> Backend | None:
         return checked(found, name)
 
 
+def with_options(backend: Any, options: dict[str, Any]) -> Backend:
+    """The backend, called with `options=options` besides the graph and its inputs."""
+    found = lookup_backend(backend)
+    given = functools.partial(found, options=options)
+    given.__qualname__ = backend_name(found)  # type: ignore[attr-defined]
+    return given
+
+
 def backend_name(backend: Any) -> str:
     return getattr(backend, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(backend))
 
