@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import kiln
+from helpers import check
 from kiln.testing import assert_same
 
 
@@ -117,3 +118,20 @@ def test_memory_between_elements(make, strides):
     got = kiln.compile(f)(x)
     assert_same(got, want)
     assert [t.stride() for t in got[:3]] == [t.stride() for t in want[:3]]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda y: torch.randn_like(y),
+        lambda y: torch.randn_like(y.chunk(2, 1)[0]),
+        lambda y: torch.rand_like(y.permute(0, 2, 3, 1)[..., :2]),
+        lambda y: torch.empty_like(y.transpose(1, 2)).normal_(),
+        lambda y: torch.randn_like(F.max_pool2d(y, 2)) * torch.randint_like(y, 9).amax((2, 3), keepdim=True),
+        lambda y: F.dropout(y[:, :, ::2]),
+        lambda y: y.clone().exponential_(),
+    ],
+)
+def test_random_numbers_like_a_convolutions_result_are_drawn_in_eagers_order(draw):
+    convolution = torch.nn.Conv2d(8, 4, 3, padding=1).requires_grad_(False)
+    check(lambda x: draw(convolution(x)), torch.randn(4, 8, 6, 6), fullgraph=True, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@
 #include "graph/infer.h"
 #include "graph/passes/volume_convolutions.h"
 #include "ops/ops.h"
+#include "ops/rules/iterator.h"
 
 namespace kiln::graph {
 namespace {
@@ -50,7 +51,8 @@ class Converter {
     bool touched = false;
     for (const Arg& a : n.args) for_each_value(a, [&](Value v) { touched |= v && original_.count(v); });
     if (!touched) return;
-    if (keeps_layout(n) || !follow(n))
+    // Random numbers are drawn in the order of memory.
+    if (keeps_layout(n) || ops::is_random(n.op) || !follow(n))
       for (Arg& a : n.args)
         for_each_value(a, [&](Value& v) {
           if (v) v = restored(v);
@@ -124,8 +126,8 @@ class Converter {
     const auto found = restored_.find(v);
     if (found != restored_.end()) return found->second;
     TensorMeta meta = it->second;
-    // A view of the old layout becomes a dense copy unless its strides already are one's.
-    if (!meta.is_non_overlapping_and_dense()) meta.strides = contiguous_strides(meta.sizes);
+    // A view of the old layout becomes a dense copy, in its order, unless its strides already are one's.
+    meta.strides = ops::preserved_strides(meta);
     return restored_[v] = clone(v, MemoryFormat::Contiguous, std::move(meta));
   }
 
