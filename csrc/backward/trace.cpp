@@ -208,9 +208,12 @@ variable_list Tracer::call_function(size_t context, const variable_list& saved, 
   const auto known = returned_.find(turn_);
   if (known == returned_.end()) throw Unsupported("a Python function whose gradients were not seen");
   std::vector<graph::TensorMeta> results;
-  Arg::List wanted;  // by input: None, or sizes and dtype
+  Arg::List wanted;    // by input: None, or sizes and dtype
+  size_t tensors = 0;  // those among the inputs, which alone had gradients to be seen
   for (size_t i = 0; i < metas.size(); ++i) {
-    const bool is = metas[i] && i < known->second.size() && known->second[i];
+    const size_t seen = tensors;
+    if (metas[i]) ++tensors;
+    const bool is = metas[i] && seen < known->second.size() && known->second[seen];
     results.push_back(is ? *metas[i] : graph::undefined_meta());
     wanted.push_back(is ? Arg(Arg::List{Arg::ints(metas[i]->sizes), Arg(metas[i]->dtype)}) : Arg());
   }

@@ -199,3 +199,50 @@ def test_a_length_asked_for_where_exceptions_are_caught():
         expected, got = [2.0] * n, [2.0] * n
         assert_same(compiled(torch.ones(2), got), f(torch.ones(2), expected))
         assert got == expected
+
+
+def noted(out, x):
+    out.append(x.shape[0])
+
+
+def noted_by_name(x, *, out, more=2):
+    for _ in range(more):
+        noted(out, x)
+    return x * 2
+
+
+class Recorder:
+    def __init__(self):
+        self.items, self.others = [], [[], []]
+
+    def note(self, out, x):
+        out.append(1)
+        noted(self.others[0], x)
+        noted_by_name(x, out=self.others[1])
+
+    def __call__(self, x):
+        self.note(self.items, x)
+        return x + len(self.others)
+
+
+def test_lists_that_functions_are_given_to_append_to():
+    kept, seen = [], []
+    recorder = Recorder()
+
+    def f(x):
+        noted(kept, x)
+        y = noted_by_name(x, out=seen, more=3) + recorder(x)
+        return y - noted_by_name(x=x, out=kept)
+
+    def g(x, out):
+        noted(out, x)
+        return x * sum(out)
+
+    compiled, summed = kiln.compile(f), kiln.compile(g)
+    for i in range(CALLS):
+        x = torch.randn(3)
+        assert_same(compiled(x), x * 2 + x + 2 - x * 2)
+        assert_same(summed(x, [i]), x * (i + 3))
+    assert (len(kept), len(seen), len(recorder.items)) == (3 * CALLS, 3 * CALLS, CALLS)
+    assert [len(out) for out in recorder.others] == [CALLS, 2 * CALLS]
+    assert len(compiled._entries) == 1

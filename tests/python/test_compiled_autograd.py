@@ -197,6 +197,29 @@ def test_functions_of_python(compiler):
     assert any("call_function" in t for t in compiler.targets())
 
 
+class Between(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor, y, z):
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return x * factor * y + z
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad * ctx.factor * y, None, grad * ctx.factor * x, None
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_functions_with_numbers_between_tensors(compiler, needs_grad):
+    def program(backward):
+        x, y = torch.randn(3, requires_grad=needs_grad), torch.randn(3, requires_grad=True)
+        backward(Between.apply(x, 3.0, y, torch.ones(3)).sin().sum())
+        return [x.grad, y.grad]
+
+    same(program, compiler)
+
+
 class Odd(torch.autograd.Function):
     """Returns gradients of another dtype, another layout, and another size than its inputs."""
 

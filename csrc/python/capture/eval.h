@@ -57,16 +57,16 @@ class Loading {
   const Exec* const before_;
 };
 
-/// What a frame does with the object that its current instruction puts on top of the stack, as far as the straight line
-/// of instructions that follow tells.
+/// What a frame does with the object `o` that its current instruction puts on top of the stack, or has put there, as far
+/// as the straight line of instructions that follow tells.
 enum class Use : uint8_t {
   Other,
   Append,  // loads its method `append`, and calls it
   LookUp,  // asks for an item by a key, or whether there is one: o[key], key in o, o.get(key)
   Length,  // asks how many items it has: len(o)
-  Keep,    // puts it into a local variable
+  Keep,    // puts it into a local variable, of its own or of a function that it calls
 };
-Use use_of_top(const Exec& e);
+Use use_of_top(const Exec& e, PyObject* o);
 
 using Handler = Flow (*)(Exec& e, int arg);
 

@@ -125,7 +125,9 @@ static bool see_arguments(Machine& m, Exec& e) {
     if (m.find(slot)) {
       Known* k = m.find(slot);
       if (k->stand_in.get() != slot) Py_SETREF(slot, k->stand_in.new_ref());
-      if (!m.observe(slot)) return false;
+      // As in place_root_arguments.
+      const bool later = m.may_stay_unread(slot) && !(py311::local_kind(code, i) & py311::KindCell);
+      if (!later && !m.observe(slot)) return false;
       continue;
     }
     if ((c < Class::Tuple || c > Class::Tensor) && c != Class::Instance) continue;

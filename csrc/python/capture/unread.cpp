@@ -2,7 +2,9 @@
 // items are asked for, or how many there are. What else is in them may be another in the next call.
 #include <algorithm>
 
+#include "python/capture/callables.h"
 #include "python/capture/eval.h"
+#include "python/capture/user_rules.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -57,7 +59,52 @@ Effect effect_of(int opcode, int arg) {
   }
 }
 
-Use use_as_operand(const Exec& e, int opcode, int arg, int above) {
+/// Whether its frame is run by the machine, whatever its arguments are.
+bool is_interpreted(Machine& m, PyObject* function) {
+  auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function));
+  if (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) return false;
+  if (user_rule(function) != UserRule::None || policy_of_code(code) != Policy::Interpret) return false;
+  PyObject* const module = PyDict_GetItem(PyFunction_GET_GLOBALS(function), names().name);
+  if (!module || !PyUnicode_Check(module)) return false;
+  const std::string_view name = PyUnicode_AsUTF8(module);
+  return name != "numpy" && !name.starts_with("numpy.") && !m.is_trusted_namespace(PyFunction_GET_GLOBALS(function)) &&
+         Machine::peer_code(code) == Machine::PeerCode::None;
+}
+
+/// How a call uses its argument on which `above` others lie: a parameter of a function that is interpreted is a local
+/// variable there.
+Use use_as_argument(const Exec& e, PyObject* o, int arg, int above, PyObject* keywords) {
+  // The current instruction may have put the argument there, or still have its own operands in that place.
+  int at = e.next - 1;
+  while (at > e.at && e.units[2 * at] == CACHE) --at;
+  const int current = e.units[2 * at];
+  const bool loads = current == LOAD_FAST || current == LOAD_GLOBAL || current == LOAD_DEREF;
+  if (!loads && current != LOAD_ATTR && current != BINARY_SUBSCR) return Use::Other;
+  const int operands = e.sp[-1] == o ? 1 : loads ? 0 : current == LOAD_ATTR ? 1 : 2;
+  const int argument = arg - 1 - above, below = argument + operands;
+  if (argument < 0 || e.sp - 2 - below < py311::stack_base(e.frame)) return Use::Other;
+  PyObject *callable = e.sp[-2 - below], *const self = e.sp[-1 - below];
+  int place = argument + (callable ? 1 : 0);
+  if (!callable) callable = self;
+  if (!callable) return Use::Other;
+  if (PyMethod_Check(callable) && !e.m.find_plain(callable)) {
+    callable = PyMethod_GET_FUNCTION(callable);
+    ++place;
+  }
+  if (!PyFunction_Check(callable) || !is_interpreted(e.m, callable)) return Use::Other;
+  auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(callable));
+  const int named = keywords ? static_cast<int>(PyTuple_GET_SIZE(keywords)) : 0;
+  int most = code->co_argcount;
+  if (argument >= arg - named) {
+    most += code->co_kwonlyargcount;
+    PyObject* const name = PyTuple_GET_ITEM(keywords, argument - (arg - named));
+    for (place = code->co_posonlyargcount; place < most; ++place)
+      if (PyUnicode_Compare(PyTuple_GET_ITEM(code->co_localsplusnames, place), name) == 0) break;
+  }
+  return place < most && !(py311::local_kind(code, place) & py311::KindCell) ? Use::Keep : Use::Other;
+}
+
+Use use_as_operand(const Exec& e, PyObject* o, int opcode, int arg, int above, PyObject* keywords) {
   switch (opcode) {
     case BINARY_SUBSCR:
       return above == 1 ? Use::LookUp : Use::Other;
@@ -68,7 +115,8 @@ Use use_as_operand(const Exec& e, int opcode, int arg, int above) {
         if (PyUnicode_CompareWithASCIIString(e.name(arg), name) == 0) return Use::LookUp;
       return PyUnicode_CompareWithASCIIString(e.name(arg), "append") == 0 ? Use::Append : Use::Other;
     case CALL:  // of `len`, which lies below the object, or below what the object is an attribute of
-      return arg == 1 && above == 0 && (is_len(e.sp[-1]) || is_len(e.sp[-2])) ? Use::Length : Use::Other;
+      if (arg == 1 && above == 0 && (is_len(e.sp[-1]) || is_len(e.sp[-2]))) return Use::Length;
+      return use_as_argument(e, o, arg, above, keywords);
     case POP_JUMP_FORWARD_IF_FALSE:
     case POP_JUMP_FORWARD_IF_TRUE:
     case POP_JUMP_BACKWARD_IF_FALSE:
@@ -110,17 +158,20 @@ bool is_told_apart(Machine& m, PyObject* own) {
 
 }  // namespace
 
-Use use_of_top(const Exec& e) {
+Use use_of_top(const Exec& e, PyObject* o) {
   constexpr int kFarthest = 48;  // instructions; who computes the key for longer than that has the dict guarded
   const int end = std::min(e.next + kFarthest, static_cast<int>(Py_SIZE(e.code)));
   int above = 0;  // objects on the stack over that one
   int extended = 0;
+  PyObject* keywords = nullptr;  // of the next call
   for (int i = e.next; i < end; ++i) {
     const int opcode = e.units[2 * i], arg = extended | e.units[2 * i + 1];
     extended = opcode == EXTENDED_ARG ? arg << 8 : 0;
     if (opcode == EXTENDED_ARG) continue;
+    if (opcode == KW_NAMES) keywords = PyTuple_GET_ITEM(e.code->co_consts, arg);
     const Effect effect = effect_of(opcode, arg);
-    if (!effect.known || effect.pops > above) return use_as_operand(e, opcode, arg, above);
+    if (!effect.known || effect.pops > above) return use_as_operand(e, o, opcode, arg, above, keywords);
+    if (opcode == CALL) keywords = nullptr;
     above += effect.pushes - effect.pops;
   }
   return Use::Other;
@@ -137,7 +188,7 @@ bool Machine::stays_unread(Known& k) {
   if (!loading || k.kind != Known::Kind::Shadow || !may_stay_unread(o)) return false;
   // What is written to the attributes of an object is written to its __dict__.
   if (k.source->kind == SK::InstanceDict) return false;
-  const Use use = use_of_top(*loading);
+  const Use use = use_of_top(*loading, k.stand_in.get());
   const bool dict = PyDict_Check(o), list = PyList_CheckExact(o);
   if (use == Use::Other || (use == Use::Append && dict) || (use == Use::LookUp && !dict && !list)) return false;
   guard(GK::Type, k.source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
