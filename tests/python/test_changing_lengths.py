@@ -1,6 +1,8 @@
 """Containers that grow between calls: how many items there are is a number that the graph computes with."""
 
 import collections
+import time
+import warnings
 
 import pytest
 import torch
@@ -246,3 +248,45 @@ def test_lists_that_functions_are_given_to_append_to():
     assert (len(kept), len(seen), len(recorder.items)) == (3 * CALLS, 3 * CALLS, CALLS)
     assert [len(out) for out in recorder.others] == [CALLS, 2 * CALLS]
     assert len(compiled._entries) == 1
+
+
+def test_lists_that_grow_in_a_dict():
+    def program():
+        history, nested, groups = {"mean": []}, {"inner": {}}, collections.defaultdict(list)
+
+        def f(x):
+            for name in ("u", "v"):
+                history.setdefault(name, []).append((x.mean().item(), 1))
+            history.get("mean").append(x.shape[0])
+            nested["inner"].setdefault("z", []).append(2)
+            groups["k"].append(x.sum().item())
+            return x * len(history.setdefault("fixed", [1, 2]))
+
+        return f, (history, nested, groups)
+
+    (f, expected), (g, seen) = program(), program()
+    compiled = kiln.compile(g)
+    for i in range(CALLS):
+        x = torch.full((4,), float(i))
+        assert_same(compiled(x), f(x))
+    assert seen == expected
+    assert len(compiled._entries) == 2
+
+
+def test_a_list_on_the_stack_at_a_break():
+    times, recent = [], collections.deque(maxlen=4)
+
+    def f(x):
+        start = time.time()
+        y = x * 2
+        times.append(time.time() - start)
+        recent.append(time.time() - start)
+        return y
+
+    compiled = kiln.compile(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(CALLS):
+            x = torch.randn(3)
+            assert_same(compiled(x), x * 2)
+    assert (len(times), len(recent)) == (CALLS, 4)

@@ -679,6 +679,7 @@ Flow op_call(Exec& e, int arg) {
   if (!v) return Flow::Error;
   e.drop(arg + 1);
   Py_XDECREF(e.pop());
+  const Loading loading(e);
   return e.push_seen(v);
 }
 

@@ -27,6 +27,8 @@ Effect effect_of(int opcode, int arg) {
     case NOP:
     case PRECALL:
     case KW_NAMES:
+    case RESUME:
+    case DELETE_FAST:
       return {};
     case LOAD_CONST:
     case LOAD_FAST:
@@ -59,6 +61,13 @@ Effect effect_of(int opcode, int arg) {
   }
 }
 
+/// The methods that append_unread knows.
+bool is_append(PyObject* o) {
+  static PyObject* const methods[] = {PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append"),
+                                      PyObject_GetAttrString(names().deque, "append")};
+  return std::find(std::begin(methods), std::end(methods), o) != std::end(methods);
+}
+
 /// Whether its frame is run by the machine, whatever its arguments are.
 bool is_interpreted(Machine& m, PyObject* function) {
   auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function));
@@ -79,8 +88,9 @@ Use use_as_argument(const Exec& e, PyObject* o, int arg, int above, PyObject* ke
   while (at > e.at && e.units[2 * at] == CACHE) --at;
   const int current = e.units[2 * at];
   const bool loads = current == LOAD_FAST || current == LOAD_GLOBAL || current == LOAD_DEREF;
-  if (!loads && current != LOAD_ATTR && current != BINARY_SUBSCR) return Use::Other;
-  const int operands = e.sp[-1] == o ? 1 : loads ? 0 : current == LOAD_ATTR ? 1 : 2;
+  const bool there = e.sp[-1] == o;
+  if (!there && !loads && current != LOAD_ATTR && current != BINARY_SUBSCR) return Use::Other;
+  const int operands = there ? 1 : loads ? 0 : current == LOAD_ATTR ? 1 : 2;
   const int argument = arg - 1 - above, below = argument + operands;
   if (argument < 0 || e.sp - 2 - below < py311::stack_base(e.frame)) return Use::Other;
   PyObject *callable = e.sp[-2 - below], *const self = e.sp[-1 - below];
@@ -111,11 +121,12 @@ Use use_as_operand(const Exec& e, PyObject* o, int opcode, int arg, int above, P
     case CONTAINS_OP:
       return above == 0 ? Use::LookUp : Use::Other;
     case LOAD_METHOD:
-      for (const char* name : {"get", "__getitem__", "__contains__"})
+      for (const char* name : {"get", "__getitem__", "__contains__", "setdefault"})
         if (PyUnicode_CompareWithASCIIString(e.name(arg), name) == 0) return Use::LookUp;
       return PyUnicode_CompareWithASCIIString(e.name(arg), "append") == 0 ? Use::Append : Use::Other;
     case CALL:  // of `len`, which lies below the object, or below what the object is an attribute of
       if (arg == 1 && above == 0 && (is_len(e.sp[-1]) || is_len(e.sp[-2]))) return Use::Length;
+      if (arg == 1 && above == 1) return is_append(e.sp[e.sp[-1] == o ? -2 : -1]) ? Use::Append : Use::Other;
       return use_as_argument(e, o, arg, above, keywords);
     case POP_JUMP_FORWARD_IF_FALSE:
     case POP_JUMP_FORWARD_IF_TRUE:
@@ -160,14 +171,18 @@ bool is_told_apart(Machine& m, PyObject* own) {
 
 Use use_of_top(const Exec& e, PyObject* o) {
   constexpr int kFarthest = 48;  // instructions; who computes the key for longer than that has the dict guarded
-  const int end = std::min(e.next + kFarthest, static_cast<int>(Py_SIZE(e.code)));
+  const int end = static_cast<int>(Py_SIZE(e.code));
   int above = 0;  // objects on the stack over that one
   int extended = 0;
   PyObject* keywords = nullptr;  // of the next call
-  for (int i = e.next; i < end; ++i) {
+  for (int i = e.next, steps = 0; i < end && steps < kFarthest; ++i, ++steps) {
     const int opcode = e.units[2 * i], arg = extended | e.units[2 * i + 1];
     extended = opcode == EXTENDED_ARG ? arg << 8 : 0;
     if (opcode == EXTENDED_ARG) continue;
+    if (opcode == JUMP_FORWARD) {  // behind what a resume function puts on the stack
+      i += arg;
+      continue;
+    }
     if (opcode == KW_NAMES) keywords = PyTuple_GET_ITEM(e.code->co_consts, arg);
     const Effect effect = effect_of(opcode, arg);
     if (!effect.known || effect.pops > above) return use_as_operand(e, o, opcode, arg, above, keywords);
@@ -294,14 +309,19 @@ PyObject* Machine::look_up_unread(PyObject* callable, PyObject* dict, PyObject* 
   static PyObject* const names_in_c[] = {
       PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "get"),
       PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "__contains__"),
-      PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "__getitem__")};
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "__getitem__"),
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyDict_Type), "setdefault")};
+  constexpr int kGet = 0, kContains = 1, kSetDefault = 3;
   const auto which = std::find(std::begin(names_in_c), std::end(names_in_c), callable) - std::begin(names_in_c);
-  if (which == std::ssize(names_in_c) || !PyDict_Check(dict) || (which > 0 && other)) return nullptr;
-  if (looks_up(dict, key, which == 1 ? LookUp::Presence : LookUp::Item) <= 0) return nullptr;
+  if (which == std::ssize(names_in_c) || !PyDict_Check(dict)) return nullptr;
+  if (other && which != kGet && which != kSetDefault) return nullptr;
+  // What sets the default writes to the dict.
+  if (which == kSetDefault && (!is_plain_key(*this, key) || !PyDict_Contains(dict, key))) return PyErr_Clear(), nullptr;
+  if (looks_up(dict, key, which == kContains ? LookUp::Presence : LookUp::Item) <= 0) return nullptr;
   PyObject* const found = PyDict_GetItemWithError(dict, key);
-  if (which == 1) return Py_NewRef(found ? Py_True : Py_False);
+  if (which == kContains) return Py_NewRef(found ? Py_True : Py_False);
   if (found) return Py_NewRef(found);
-  if (which == 0) return Py_NewRef(other ? other : Py_None);
+  if (which == kGet) return Py_NewRef(other ? other : Py_None);
   PyErr_SetObject(PyExc_KeyError, key);
   return nullptr;
 }
