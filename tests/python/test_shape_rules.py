@@ -304,6 +304,7 @@ def test_formats_that_look_alike(sizes, strides, dtype):
         ),
         lambda n: torch.blackman_window(n) + torch.blackman_window(n, False),
         lambda n: torch.bartlett_window(n) + torch.bartlett_window(n, False),
+        lambda n: torch.fft.fftfreq(n) + torch.fft.fftfreq(n, 0.5) + torch.fft.rfftfreq(2 * n - 1, dtype=torch.float64),
         lambda n: torch.kaiser_window(n) + torch.kaiser_window(n, False) + torch.kaiser_window(n, True, beta=9.0),
     ],
 )

@@ -79,6 +79,14 @@ Metas window_at(int dtype_at, Args args) {
   return out;
 }
 
+Metas fftfreq(const OpInfo& op, Args args) {  // (n, d, dtype, ...)
+  static const Op kHalf("aten::fft_rfftfreq");
+  const DType t = dtype_or(args, 2, default_dtype());
+  if (!is_floating(t)) throw Unsupported("frequencies that are no floats");
+  const int64_t n = args[0].to_int();
+  return one(fresh({op.op == kHalf ? n / 2 + 1 : n}, t, device_in(args, 2).value_or(Device{})));
+}
+
 Metas empty_strided(const OpInfo&, Args args) {
   TensorMeta out = fresh(args[0].to_ints(), dtype_or(args, 2, default_dtype()), device_in(args, 2).value_or(Device{}));
   out.strides = args[1].to_ints();

@@ -22,6 +22,7 @@ template <int Size, int Dtype>
 Metas int_factory(const OpInfo&, Args args) {
   return factory_at(Size, Dtype, -1, DType::Int64, args);
 }
+Metas fftfreq(const OpInfo& info, Args args);
 Metas empty_strided(const OpInfo& info, Args args);
 Metas full(const OpInfo& info, Args args);
 Metas scalar_tensor(const OpInfo& info, Args args);
