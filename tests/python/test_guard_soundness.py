@@ -773,6 +773,14 @@ def test_numpy_functions_of_sequences():
         for Dimensions.d in (8, 9):
             assert_same(f(x), compiled(x))
 
+    # A number that changes, within a sequence, too.
+    def g(x, d):
+        return x * np.sum((d, 1)) + np.mean([d, [2]][0])
+
+    compiled = kiln.compile(g, fullgraph=True)
+    for d in (8, 9, 10):
+        assert_same(g(X, d), compiled(X, d))
+
 
 def test_a_numpy_learning_rate():
     p = torch.nn.Parameter(torch.ones(3))

@@ -209,7 +209,10 @@ PyObject* Machine::call_numpy(PyObject* callable, PyObject* const* args, size_t 
   if (size_among(args, all))
     return on_values(args, all, [&](PyObject* const* values) { return call_numpy(callable, values, n, kwnames); });
   const auto operand = [this](PyObject* o) { return is_operand(*this, o); };
-  if (!std::all_of(args, args + all, operand)) return nullptr;
+  if (!std::all_of(args, args + all, operand)) {
+    PyObject* const number = number_among(args, all, /*nested=*/true);
+    return number ? specialize(number) : nullptr;
+  }
   for (size_t i = 0; i < all; ++i)
     if (!reads(args[i])) return nullptr;
   if (Known* k = find_plain(callable)) guard(Guard::Kind::Is, k->source, callable);

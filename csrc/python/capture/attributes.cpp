@@ -5,6 +5,7 @@
 #include "python/capture/machine.h"
 #include "python/capture/sizes.h"
 #include "python/guards/checks.h"
+#include "python/guards/class_image.h"
 #include "python/pch.h"
 
 namespace kiln::capture {
@@ -367,7 +368,7 @@ PyObject* Machine::generic_load_attr(PyObject* o, Known* k, PyObject* name, bool
   }
   if (descr) {
     // A class attribute: the type's guard holds what it is, but not what is inside a container or an instance.
-    if (is_constant(descr)) return hold.release();
+    if (is_constant(descr) && !guards::is_changing_number(t, name)) return hold.release();
     return see(descr, child(SK::Attr, child(SK::Const, nullptr, reinterpret_cast<PyObject*>(t)), name));
   }
   if (!missing_ok) missing(o, name);
@@ -452,11 +453,17 @@ PyObject* Machine::load_type_attr(PyObject* type, Known* k, PyObject* name, bool
       // Functions and constants of a class of the user's: one guard on the class's version covers them all.
       guard(GK::ClassVersion, child(SK::Const, nullptr, type), type, py311::type_version(t));
     }
+    if (is_constant(v) && guards::is_changing_number(t, name))
+      return see(v, attribute_of_class(source_of_object(type), type, name));
     return hold.release();
   }
   // Descriptors make new objects (super, properties of metaclasses); only what the class holds is an existing object.
   if (Py_REFCNT(v) == 1) {
-    if (Py_TYPE(v) == &PyDictProxy_Type) guard_class();  // its __dict__
+    if (Py_TYPE(v) == &PyDictProxy_Type) {  // its __dict__
+      if (guards::has_changing_number(reinterpret_cast<PyTypeObject*>(type)))
+        return graph_break("call-that-breaks", "the __dict__ of a class with a number that changes");
+      guard_class();
+    }
     return hold.release();
   }
   if (find(v)) return observe(find(v)->stand_in.get()) ? find(v)->stand_in.new_ref() : nullptr;
@@ -522,6 +529,16 @@ PyObject* Machine::load_attr(PyObject* o, PyObject* name, bool missing_ok) {
         if (!v || find(v)) return v;
         // What a made object shows may still belong to its class.
         const Class c = classify(v);
+        if (PyLong_CheckExact(v) || PyFloat_CheckExact(v)) {
+          py::Ref hold = py::Ref::steal(v);
+          const py::Ref of = py::Ref::steal(t == &PySuper_Type ? PyObject_GetAttrString(o, "__self_class__") : nullptr);
+          if (of && PyType_Check(of.get()) && guards::has_changing_number(reinterpret_cast<PyTypeObject*>(of.get())))
+            return graph_break("call-that-breaks", "super() of a class with a number that changes");
+          PyObject** const dict = _PyObject_GetDictPtr(o);
+          const bool own = dict && *dict && PyDict_Contains(*dict, name) == 1;
+          if (own || _PyType_Lookup(t, name) != v || !guards::is_changing_number(t, name)) return hold.release();
+          return see(v, child(SK::Attr, child(SK::Const, nullptr, reinterpret_cast<PyObject*>(t)), name));
+        }
         if (c < Class::Tuple || c > Class::Tensor || is_constant(v)) return v;
         if (_PyType_Lookup(t, name) == v) {
           py::Ref hold = py::Ref::steal(v);

@@ -25,6 +25,7 @@
 #include "python/frame/hook.h"
 #include "python/frame/records.h"
 #include "python/frame/resume.h"
+#include "python/guards/class_image.h"
 #include "python/pch.h"
 
 namespace kiln::frame {
@@ -308,6 +309,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   const Config& config = *shared_config;
   PyCodeObject* code = frame->f_code;
   stage_times().clear();
+  const guards::ChangingNumbers changing;
   CaptureResult result;
   {
     StageTimer timer("capture");

@@ -10,6 +10,20 @@ namespace kiln::guards {
 
 struct DictImage;
 
+// Ints and floats that classes hold themselves and that are others in later calls (counters): they are guarded where they
+// are read, and not with the class. A number is found to change when a class does not hold for it.
+/// From a capture until its guards are made; admits the numbers that were found to change, and none while one lives.
+class ChangingNumbers {
+ public:
+  ChangingNumbers();
+  ~ChangingNumbers();
+  ChangingNumbers(const ChangingNumbers&) = delete;
+};
+/// Whether the attribute `name` of `type`, found in its method resolution order, is such a number.
+bool is_changing_number(PyTypeObject* type, PyObject* name);
+/// Whether `type` or a class that it derives from has one.
+bool has_changing_number(PyTypeObject* type);
+
 /// What a class was when a program was captured: its method resolution order, and the attributes of each class in it.
 /// CPython gives a class a new version tag at any change of it or of a base. While the tag is the remembered one
 /// nothing else is looked at; under another tag the class may still be as it was, since patches are taken back: tracers
@@ -20,6 +34,8 @@ class ClassImage {
   static std::shared_ptr<ClassImage> of(PyTypeObject* type);
   /// Whether the class is what it was. It must be alive.
   bool holds() { return type_->tp_version_tag == tag_ || holds_anew(); }
+  /// Whether it takes no notice of all numbers that are known to change.
+  bool is_current() const;
   /// The version tag under which it was last found to hold.
   unsigned tag() const { return tag_; }
 
