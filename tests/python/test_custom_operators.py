@@ -320,3 +320,36 @@ def test_other_sizes_under_fullgraph(backend):
     compiled = kiln.compile(lambda x: negated(x) + 1, fullgraph=True, backend=backend)
     for n in (3, 4, 5, 6):
         assert_same(compiled(torch.ones(n)), torch.zeros(n))
+
+
+library.define("ticks() -> int")
+library.define("note(str what) -> ()")
+TICKS, NOTES = [0], []
+STATE = 1
+
+
+def _ticks():
+    TICKS[0] += 1
+    return TICKS[0]
+
+
+library.impl("ticks", _ticks, "CompositeExplicitAutograd")
+library.impl("note", lambda what: NOTES.append((what, STATE)), "CompositeExplicitAutograd")
+
+
+def test_operators_that_neither_take_nor_give_tensors():
+    def f(x, n):
+        global STATE
+        STATE = n
+        torch.ops.kiln_test_custom.note("before")
+        y = x * torch.ops.kiln_test_custom.ticks()
+        torch.ops.kiln_test_custom.note.default("after")
+        return y + 1
+
+    runs = []
+    for call in (f, kiln.compile(f)):
+        TICKS[0] = 0
+        NOTES.clear()
+        runs.append(([call(torch.ones(2), n) for n in range(4)], TICKS[0], list(NOTES)))
+    assert_same(runs[1][0], runs[0][0])
+    assert runs[1][1:] == runs[0][1:]

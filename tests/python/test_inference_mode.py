@@ -1,5 +1,6 @@
 """torch.inference_mode() in captured code: no graph break, and what is made in it is an inference tensor."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -258,3 +259,25 @@ def test_sizes_stay_open():
         assert_same(found, f(torch.ones(n, 6)), rtol=1e-5, atol=1e-5)
         assert kinds(found) == kinds(f(torch.ones(n, 6)))
     assert len(compiled._entries) == 1
+
+
+def test_arrays_and_their_tensors():
+    held = np.ones(3, dtype=np.float32)
+
+    @torch.inference_mode()
+    def made(x):
+        kiln.graph_break()
+        y = x + 1
+        return torch.from_numpy(x.numpy() * 2), y, (y > 0).sum().item()
+
+    @torch.inference_mode()
+    def written(x):
+        torch.from_numpy(held).add_(1)
+        return x + torch.from_numpy(held)
+
+    compiled = kiln.compile(made)
+    for _ in range(3):
+        assert_same(compiled(X), made(X))
+    compiled = kiln.compile(written)
+    for i in range(3):
+        assert_same(compiled(torch.zeros(3)), torch.full((3,), i + 2.0))

@@ -234,11 +234,12 @@ SharedArray::SharedArray(PyObject* array, at::Tensor made, int made_at)
     : owner(py::Ref::borrow(owner_of(array))),
       contents(guards::contents_of(owner.get(), kMostBytes)),
       tensor(std::move(made)),
-      version(static_cast<int64_t>(tensor._version())),
+      version(tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version())),
       instruction(made_at) {}
 
 bool SharedArray::changed() const {
-  return used || static_cast<int64_t>(tensor._version()) != version || !contents ||
+  // Nobody counts the writes to inference tensors.
+  return used || tensor.is_inference() || static_cast<int64_t>(tensor._version()) != version || !contents ||
          !guards::has_contents(owner.get(), contents.get());
 }
 

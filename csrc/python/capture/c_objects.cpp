@@ -169,8 +169,9 @@ bool Machine::reads(PyObject* o, int depth) {
     }
     case Is::Memory: {
       const auto was_written = [](const Known& other) {
-        return other.stand_in && py::is_tensor(other.stand_in.get()) &&
-               THPVariable_Unpack(other.stand_in.get())._version() != 0;
+        if (!other.stand_in || !py::is_tensor(other.stand_in.get())) return false;
+        const at::Tensor& t = THPVariable_Unpack(other.stand_in.get());
+        return t.is_inference() || t._version() != 0;
       };
       if (std::any_of(knowns.begin(), knowns.end(), was_written)) {
         graph_break("value-of-c-object", "the values of " + k->source->text() +

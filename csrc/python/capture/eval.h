@@ -57,8 +57,8 @@ class Loading {
   const Exec* const before_;
 };
 
-/// What a frame does with the object `o` that its current instruction puts on top of the stack, or has put there, as far
-/// as the straight line of instructions that follow tells.
+/// What a frame does with the object `o` that its current instruction puts on top of the stack, or has put there, as
+/// far as the straight line of instructions that follow tells.
 enum class Use : uint8_t {
   Other,
   Append,  // loads its method `append`, and calls it

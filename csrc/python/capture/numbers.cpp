@@ -33,7 +33,8 @@ uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
   // How many of so many are true: a metric, as a rule.
   static const graph::Op sum("aten::sum"), count("aten::count_nonzero");
   const graph::Value v = trace.find(t);
-  if (v && t._version() == 0 && v.node->kind == graph::NodeKind::Call && (v.node->op == sum || v.node->op == count)) {
+  if (v && !t.is_inference() && t._version() == 0 && v.node->kind == graph::NodeKind::Call &&
+      (v.node->op == sum || v.node->op == count)) {
     const graph::TensorMeta& of = v.node->arg(0).value().meta();
     const int64_t number = std::accumulate(of.sizes.begin(), of.sizes.end(), int64_t{1}, std::multiplies<>());
     if (v.node->op == count || of.dtype == DType::Bool) return static_cast<uint64_t>(number);

@@ -10,8 +10,8 @@ namespace kiln::guards {
 
 struct DictImage;
 
-// Ints and floats that classes hold themselves and that are others in later calls (counters): they are guarded where they
-// are read, and not with the class. A number is found to change when a class does not hold for it.
+// Ints and floats that classes hold themselves and that are others in later calls (counters): they are guarded where
+// they are read, and not with the class. A number is found to change when a class does not hold for it.
 /// From a capture until its guards are made; admits the numbers that were found to change, and none while one lives.
 class ChangingNumbers {
  public:
