@@ -162,8 +162,16 @@ void Tracer::make_inputs() {
   for (const auto& [view, owner] : call_.view_of) {
     const at::Tensor& real = arguments.inputs[view];
     const at::Tensor& base = arguments.lookup(arguments.inputs[owner]).proxy_tensor;
-    const auto dims = permutation(base, real);
-    stand_in(real, dims ? base.permute(*dims) : base.as_strided(real.sizes(), real.strides(), real.storage_offset()));
+    if (const auto dims = permutation(base, real)) {
+      stand_in(real, base.permute(*dims));
+      continue;
+    }
+    // Counted from the owner's first element: where its memory begins is no business of the graph.
+    const at::Tensor row = base.is_contiguous() ? base.view({-1}) : base.as_strided({base.numel()}, {1});
+    const int64_t first = real.storage_offset() - base.storage_offset();
+    const int64_t extent = at::detail::computeStorageNbytes(real.sizes(), real.strides(), /*itemsize=*/1);
+    const at::Tensor part = row.slice(0, first, first + extent);
+    stand_in(real, real.is_contiguous() ? part.view(real.sizes()) : part.as_strided(real.sizes(), real.strides()));
   }
 }
 

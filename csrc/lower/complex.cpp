@@ -61,7 +61,9 @@ bool from_pairs(Lowering& l, const Node& n) {  // view_as_complex
 }
 
 bool copied(Lowering& l, const Node& n) {  // clone
-  if (l.get(n.arg(0)).dtype != n.results[0].dtype) return false;
+  const Tensor& from = l.get(n.arg(0));
+  // Whole numbers are turned faster, by ATen.
+  if (from.dtype != n.results[0].dtype || !same_layout(from.sizes, from.strides, n.results[0].strides)) return false;
   const Tensor to = l.new_buffer(n);
   l.store(l.get(n.arg(0)), to, l.name_of(n));
   l.set(n, to);

@@ -608,3 +608,27 @@ def test_a_weight_that_a_hook_writes_while_views_of_it_are_saved(compiler):
         return [w.detach(), w.grad]
 
     same(program, compiler)
+
+
+def test_parts_of_a_tensor_that_a_compiled_block_saved(capfd):
+    weight, edges = torch.randn(4, 2, requires_grad=True), torch.tensor([[0, 1, 2], [1, 2, 3]])
+
+    @kiln.compile
+    def layer(edges):
+        source, target = edges
+        h = weight[source] * weight[target]
+        kiln.graph_break()
+        return torch.zeros(4, 2).index_add_(0, target, h * weight[source])
+
+    def gradient():
+        weight.grad = None
+        layer(edges).sin().sum().backward()
+        return weight.grad
+
+    expected = gradient()
+    kiln.set_logs("graph_breaks")
+    with kiln.compiled_autograd.enable(kiln.compile):
+        for _ in range(2):
+            torch.testing.assert_close(gradient(), expected)
+    kiln.set_logs("")
+    assert "as_strided" not in capfd.readouterr().err

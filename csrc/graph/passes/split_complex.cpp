@@ -14,7 +14,7 @@ namespace {
 using Sizes = std::vector<int64_t>;
 
 /// A complex value's real and imaginary numbers: tensors of its sizes, or a number in the place of a tensor. An operand
-/// of some sizes may have a number only if the other part has the sizes. `imag` is None for results that are real.
+/// of some sizes has at most one of them; one of no sizes may have two. `imag` is None for results that are real.
 struct Parts {
   Arg real, imag;
 };
@@ -168,11 +168,17 @@ class Splitting {
     const Sizes& sizes = a.value().meta().sizes;
     return {r.sized(p.real, sizes), r.sized(p.imag, sizes)};
   }
-  /// What a real tensor holds that is a view of a complex one: parts of that, if they were computed.
   /// Whether `v` lies in memory as pairs of the numbers that are computed with.
   bool is_in_memory(Value v, const Real& r) const {
     return !parts_.contains(v) && is_complex(v.meta().dtype) && to_real(v.meta().dtype) == r.dtype();
   }
+  /// Whether an operand of the node is known by its parts alone.
+  bool reads_split(const Node& n) const {
+    bool found = false;
+    for (const Arg& a : n.args) for_each_value(a, [&](const Value& v) { found |= parts_.contains(v); });
+    return found;
+  }
+  /// What a real tensor holds that is a view of a complex one: parts of that, if they were computed.
   std::optional<Parts> seen_as_pairs(const Value& v) const {
     const auto it = pairs_.find(v);
     return it == pairs_.end() ? std::nullopt : std::optional(it->second);
@@ -236,6 +242,7 @@ class Splitting {
       result.reset();
     }
     if (!result) {
+      for (uint32_t i = 0; i < n.results.size(); ++i) parts_.erase(n.out(i)), real_.erase(n.out(i));
       for (const Value& v : new_) taken_apart_.erase(v);
       to.undo();
     }
@@ -476,6 +483,9 @@ Result where(Splitting& s, const Node& n, Real& r) {
 template <int At>
 Result same(Splitting& s, const Node& n, Real& r) {
   if (!is_complex(n.results[0].dtype)) return {};  // ATen warns
+  static const Op kClone("aten::clone");
+  const bool turns = n.op == kClone && n.results[0].strides != n.arg(0).value().meta().strides;
+  if (turns && !s.reads_split(n)) return {};  // whole numbers are turned faster
   return one(s.operand(n, At, r));
 }
 Result filled(const Node& n, const Arg& value, Real& r) {
@@ -495,9 +505,9 @@ Result fill_arg(Splitting&, const Node& n, Real& r) {
 /// A matrix product, by one of real numbers: a row's pairs (re, im) meet the rows [re im] and [-im re] of the right
 /// factor, of all columns first the real and then the imaginary ones. Of the two factors, transposed or not, the one is
 /// written out so that takes less writing.
-Parts matrix_product(Splitting& s, const Node& n, const Arg& left, const Arg& right, Real& r) {
-  const Value a = left.value(), b = right.value();
-  const int64_t rank = a.meta().dim();
+Parts product_of_reals(Splitting& s, const Node& n, Real& r) {  // bmm(left, right)
+  const Value a = n.arg(0).value(), b = n.arg(1).value();
+  constexpr int64_t rank = 3;
   const int64_t rows = a.meta().sizes[rank - 2], shared = a.meta().sizes[rank - 1], columns = b.meta().sizes[rank - 1];
   const auto swapped = [&](const Arg& v) { return r.call("aten::transpose.int", {v, Arg(rank - 2), Arg(rank - 1)}); };
   const auto is_free = [&](Value v, int64_t dim) { return s.is_in_memory(v, r) && v.meta().strides[dim] == 1; };
@@ -511,7 +521,7 @@ Parts matrix_product(Splitting& s, const Node& n, const Arg& left, const Arg& ri
     return r.call("aten::stack", {Arg::values({x.value(), y.value()}), Arg(rank)});
   };
   const Value lines = pairs_of(turn ? b : a).value();
-  Parts p = s.tensors(turn ? left : right, r);
+  Parts p = s.tensors(turn ? a : b, r);
   if (turn) p = {swapped(p.real), swapped(p.imag)};
   const std::vector<Value> blocks{p.real.value(), p.imag.value(), r.neg(p.imag).value(), p.real.value()};
   const Value factor = r.call("aten::stack", {Arg::values(blocks), Arg(rank - 1)}).value();
@@ -522,25 +532,26 @@ Parts matrix_product(Splitting& s, const Node& n, const Arg& left, const Arg& ri
     sizes[rank - 1] = wide;
     return s.writing().reshape(v, sizes);
   };
-  const Arg product = r.call(rank == 2 ? "aten::mm" : "aten::bmm",
-                             {matrix(lines, height, 2 * shared), matrix(factor, 2 * shared, 2 * width)});
+  const Arg product = r.call("aten::bmm", {matrix(lines, height, 2 * shared), matrix(factor, 2 * shared, 2 * width)});
   const auto part = [&](int64_t i) {
     const Arg v = r.call("aten::slice.Tensor", {product, Arg(rank - 1), Arg(i * width), Arg((i + 1) * width), Arg(1)});
     return turn ? swapped(v) : v;
   };
   return {part(0), part(1)};
 }
-bool is_product(const Node& n, size_t left) {
-  const auto fits = [&](const Arg& a) { return a.value().meta().numel() > 0; };
-  return is_complex(n.results[0].dtype) && fits(n.arg(left)) && fits(n.arg(left + 1));
-}
+/// For what libraries are slow with: tiny matrices, and those that lie in memory with gaps between both rows and
+/// columns.
 Result matrix_product(Splitting& s, const Node& n, Real& r) {
-  return is_product(n, 0) ? one(matrix_product(s, n, n.arg(0), n.arg(1), r)) : Result();
-}
-/// self + a @ b
-Result added_product(Splitting& s, const Node& n, Real& r) {
-  if (!is_product(n, 1) || n.arg(3) != Arg(1) || n.arg(4) != Arg(1)) return {};
-  return one(add(r, s.operand(n, 0, r), matrix_product(s, n, n.arg(1), n.arg(2), r)));
+  constexpr int64_t kTiny = 8, kFewest = 4;
+  const TensorMeta &a = n.arg(0).value().meta(), &b = n.arg(1).value().meta();
+  const std::initializer_list<int64_t> sizes{a.sizes[1], a.sizes[2], b.sizes[2]};
+  const auto has_gaps = [&](const Arg& factor) {
+    const TensorMeta& m = factor.value().meta();
+    return s.is_in_memory(factor.value(), r) && m.strides[1] != 1 && m.strides[2] != 1;
+  };
+  const bool strided = (has_gaps(n.arg(0)) || has_gaps(n.arg(1))) && std::ranges::min(sizes) >= kFewest;
+  if (a.numel() == 0 || b.numel() == 0 || !(strided || std::ranges::max(sizes) <= kTiny)) return {};
+  return one(product_of_reals(s, n, r));
 }
 
 /// What moves or adds up elements does so with each part. `Number`: the argument that is an element, if a number.
@@ -577,6 +588,11 @@ Result each_part(Splitting& s, const Node& n, Real& r) {
   Node* const imags = s.writing().node(n.op.name(), args[1]);
   for (uint32_t i = 0; i < out.size(); ++i) out[i] = {reals->out(i), imags->out(i)};
   return out;
+}
+/// Whole numbers are copied faster than parts are.
+template <int Number = -1>
+Result each_part_of_split(Splitting& s, const Node& n, Real& r) {
+  return s.reads_split(n) ? each_part<Number>(s, n, r) : Result();
 }
 Result index_add(Splitting& s, const Node& n, Real& r) { return n.arg(4) == Arg(1) ? each_part<>(s, n, r) : Result(); }
 Result reshape(Splitting& s, const Node& n, Real& r) {
@@ -656,10 +672,7 @@ const Row kRows[] = {
     {"aten::mean", each_part<-1, 1>},
     {"aten::mean.dim", each_part<-1, 3>},
     {"aten::cumsum", each_part<-1, 2>},
-    {"aten::mm", matrix_product},
     {"aten::bmm", matrix_product},
-    {"aten::addmm", added_product},
-    {"aten::baddbmm", added_product},
 
     {"aten::view", reshape},
     {"aten::_unsafe_view", reshape},
@@ -680,9 +693,9 @@ const Row kRows[] = {
     {"aten::split_with_sizes", each_part<>},
     {"aten::unbind.int", each_part<>},
 
-    {"aten::cat", each_part<>},
-    {"aten::stack", each_part<>},
-    {"aten::constant_pad_nd", each_part<2>},
+    {"aten::cat", each_part_of_split<>},
+    {"aten::stack", each_part_of_split<>},
+    {"aten::constant_pad_nd", each_part_of_split<2>},
     {"aten::slice_backward", each_part<>},
     {"aten::slice_scatter", each_part<>},
     {"aten::select_backward", each_part<>},
