@@ -284,27 +284,6 @@ py::Ref function_behind_script(PyObject* o) {
   PyObject* const function = PyDict_GetItem(*dict, behind);
   return function && PyFunction_Check(function) ? py::Ref::borrow(function) : py::Ref();
 }
-
-/// Whether it is an operator of another library that neither takes nor gives a tensor: what its kernel does, and tells,
-/// depends on more than its arguments.
-bool has_ways_of_its_own(PyObject* torch_operator) {
-  py::Ref name = py::Ref::steal(PyObject_GetAttrString(torch_operator, "_qualified_op_name"));  // of a packet
-  if (!name) {
-    PyErr_Clear();
-    const py::Ref schema = py::Ref::steal(PyObject_GetAttrString(torch_operator, "_schema"));
-    name = py::Ref::steal(schema ? PyObject_GetAttrString(schema.get(), "name") : nullptr);
-  }
-  const char* const text = name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
-  PyErr_Clear();
-  if (!text) return false;
-  for (const char* own : {"aten::", "prim::", "prims::", "kiln::"})
-    if (strncmp(text, own, strlen(own)) == 0) return false;
-  const auto found = c10::Dispatcher::singleton().findSchema({text, ""});
-  if (!found) return false;
-  const auto tensor = [](const c10::Argument& a) { return a.type()->str().find("Tensor") != std::string::npos; };
-  const c10::FunctionSchema& schema = found->schema();
-  return std::ranges::none_of(schema.arguments(), tensor) && std::ranges::none_of(schema.returns(), tensor);
-}
 }  // namespace
 
 PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {

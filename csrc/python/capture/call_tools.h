@@ -37,4 +37,8 @@ inline std::vector<PyObject*> referents_of(PyObject* o) {
   return held;
 }
 
+/// Whether it is an operator of another library that neither takes nor gives a tensor: what its kernel does, and tells,
+/// depends on more than its arguments.
+bool has_ways_of_its_own(PyObject* torch_operator);
+
 }  // namespace kiln::capture

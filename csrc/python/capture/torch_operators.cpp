@@ -1,6 +1,10 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
 #include <string>
 #include <string_view>
 
+#include "python/capture/call_tools.h"
 #include "python/capture/machine.h"
 #include "python/pch.h"
 
@@ -19,6 +23,25 @@ bool Machine::is_torch_operator(PyObject* o) {
   }();
   auto is = [&](int i) { return PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i))); };
   return types && (is(0) || is(1));
+}
+
+bool has_ways_of_its_own(PyObject* torch_operator) {
+  py::Ref name = py::Ref::steal(PyObject_GetAttrString(torch_operator, "_qualified_op_name"));  // of a packet
+  if (!name) {
+    PyErr_Clear();
+    const py::Ref schema = py::Ref::steal(PyObject_GetAttrString(torch_operator, "_schema"));
+    name = py::Ref::steal(schema ? PyObject_GetAttrString(schema.get(), "name") : nullptr);
+  }
+  const char* const text = name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
+  PyErr_Clear();
+  if (!text) return false;
+  for (const char* own : {"aten::", "prim::", "prims::", "kiln::"})
+    if (strncmp(text, own, strlen(own)) == 0) return false;
+  const auto found = c10::Dispatcher::singleton().findSchema({text, ""});
+  if (!found) return false;
+  const auto tensor = [](const c10::Argument& a) { return a.type()->str().find("Tensor") != std::string::npos; };
+  const c10::FunctionSchema& schema = found->schema();
+  return std::ranges::none_of(schema.arguments(), tensor) && std::ranges::none_of(schema.returns(), tensor);
 }
 
 void Machine::find_overload(PyObject* packet, PyObject* name) {
