@@ -290,3 +290,30 @@ def test_a_list_on_the_stack_at_a_break():
             x = torch.randn(3)
             assert_same(compiled(x), x * 2)
     assert (len(times), len(recent)) == (CALLS, 4)
+
+
+def test_lists_that_are_given_twice_or_read_on_the_way():
+    def program():
+        kept, seen = [], []
+
+        def twice(a, b):
+            a.append(1)
+            b.append(2)
+
+        def size(out, text):
+            return len(text) + len(out)
+
+        def f(x):
+            twice(kept, kept)
+            y = x * size(seen, str(kept)) + size(kept, repr((kept, seen)))
+            twice(seen, sorted(kept, key=lambda i: -i))
+            return y + size(kept, str(max(kept, seen))) + sum(map(len, (kept, kept)))
+
+        return f, (kept, seen)
+
+    (f, expected), (g, found) = program(), program()
+    compiled = kiln.compile(g)
+    for _ in range(4):
+        x = torch.randn(3)
+        assert_same(compiled(x), f(x))
+    assert found == expected

@@ -22,6 +22,7 @@ struct Exec {
   int at = 0;    // instruction being run (its EXTENDED_ARG prefix, if any)
   int next = 0;  // instruction to run next
   bool root = false;
+  bool pushed = false;  // what is observed is what the instruction put on top of the stack
 
   void push(PyObject* o) { *sp++ = o; }
   PyObject* pop() { return *--sp; }
@@ -35,13 +36,21 @@ struct Exec {
   Flow push_seen(PyObject* o) {
     if (!o) return Flow::Error;
     push(o);
-    return m.observe(o) ? Flow::Next : Flow::Error;
+    return observe_top();
   }
   /// Replaces the top by a new reference (or fails, leaving the stack for the unwinder).
   Flow replace_top(PyObject* o) {
     if (!o) return Flow::Error;
     Py_SETREF(sp[-1], o);
-    return m.observe(o) ? Flow::Next : Flow::Error;
+    return observe_top();
+  }
+
+ private:
+  Flow observe_top() {
+    pushed = true;
+    const bool seen = m.observe(top());
+    pushed = false;
+    return seen ? Flow::Next : Flow::Error;
   }
 };
 
@@ -57,8 +66,8 @@ class Loading {
   const Exec* const before_;
 };
 
-/// What a frame does with the object `o` that its current instruction puts on top of the stack, or has put there, as
-/// far as the straight line of instructions that follow tells.
+/// What a frame does with the object that its current instruction puts on top of the stack, or has put there
+/// (Exec::pushed), as far as the straight line of instructions that follow tells.
 enum class Use : uint8_t {
   Other,
   Append,  // loads its method `append`, and calls it
@@ -66,7 +75,7 @@ enum class Use : uint8_t {
   Length,  // asks how many items it has: len(o)
   Keep,    // puts it into a local variable, of its own or of a function that it calls
 };
-Use use_of_top(const Exec& e, PyObject* o);
+Use use_of_top(const Exec& e);
 
 using Handler = Flow (*)(Exec& e, int arg);
 

@@ -82,21 +82,20 @@ bool is_interpreted(Machine& m, PyObject* function) {
 
 /// How a call uses its argument on which `above` others lie: a parameter of a function that is interpreted is a local
 /// variable there.
-Use use_as_argument(const Exec& e, PyObject* o, int arg, int above, PyObject* keywords) {
+Use use_as_argument(const Exec& e, int arg, int above, PyObject* keywords) {
   // The current instruction may have put the argument there, or still have its own operands in that place.
   int at = e.next - 1;
   while (at > e.at && e.units[2 * at] == CACHE) --at;
   const int current = e.units[2 * at];
   const bool loads = current == LOAD_FAST || current == LOAD_GLOBAL || current == LOAD_DEREF;
-  const bool there = e.sp[-1] == o;
-  if (!there && !loads && current != LOAD_ATTR && current != BINARY_SUBSCR) return Use::Other;
-  const int operands = there ? 1 : loads ? 0 : current == LOAD_ATTR ? 1 : 2;
+  if (!e.pushed && !loads && current != LOAD_ATTR && current != BINARY_SUBSCR) return Use::Other;
+  const int operands = e.pushed ? 1 : loads ? 0 : current == LOAD_ATTR ? 1 : 2;
   const int argument = arg - 1 - above, below = argument + operands;
   if (argument < 0 || e.sp - 2 - below < py311::stack_base(e.frame)) return Use::Other;
   PyObject *callable = e.sp[-2 - below], *const self = e.sp[-1 - below];
   int place = argument + (callable ? 1 : 0);
+  if (!self) return Use::Other;
   if (!callable) callable = self;
-  if (!callable) return Use::Other;
   if (PyMethod_Check(callable) && !e.m.find_plain(callable)) {
     callable = PyMethod_GET_FUNCTION(callable);
     ++place;
@@ -114,7 +113,7 @@ Use use_as_argument(const Exec& e, PyObject* o, int arg, int above, PyObject* ke
   return place < most && !(py311::local_kind(code, place) & py311::KindCell) ? Use::Keep : Use::Other;
 }
 
-Use use_as_operand(const Exec& e, PyObject* o, int opcode, int arg, int above, PyObject* keywords) {
+Use use_as_operand(const Exec& e, int opcode, int arg, int above, PyObject* keywords) {
   switch (opcode) {
     case BINARY_SUBSCR:
       return above == 1 ? Use::LookUp : Use::Other;
@@ -126,8 +125,8 @@ Use use_as_operand(const Exec& e, PyObject* o, int opcode, int arg, int above, P
       return PyUnicode_CompareWithASCIIString(e.name(arg), "append") == 0 ? Use::Append : Use::Other;
     case CALL:  // of `len`, which lies below the object, or below what the object is an attribute of
       if (arg == 1 && above == 0 && (is_len(e.sp[-1]) || is_len(e.sp[-2]))) return Use::Length;
-      if (arg == 1 && above == 1) return is_append(e.sp[e.sp[-1] == o ? -2 : -1]) ? Use::Append : Use::Other;
-      return use_as_argument(e, o, arg, above, keywords);
+      if (arg == 1 && above == 1) return is_append(e.sp[e.pushed ? -2 : -1]) ? Use::Append : Use::Other;
+      return use_as_argument(e, arg, above, keywords);
     case POP_JUMP_FORWARD_IF_FALSE:
     case POP_JUMP_FORWARD_IF_TRUE:
     case POP_JUMP_BACKWARD_IF_FALSE:
@@ -169,7 +168,7 @@ bool is_told_apart(Machine& m, PyObject* own) {
 
 }  // namespace
 
-Use use_of_top(const Exec& e, PyObject* o) {
+Use use_of_top(const Exec& e) {
   constexpr int kFarthest = 48;  // instructions; who computes the key for longer than that has the dict guarded
   const int end = static_cast<int>(Py_SIZE(e.code));
   int above = 0;  // objects on the stack over that one
@@ -185,7 +184,7 @@ Use use_of_top(const Exec& e, PyObject* o) {
     }
     if (opcode == KW_NAMES) keywords = PyTuple_GET_ITEM(e.code->co_consts, arg);
     const Effect effect = effect_of(opcode, arg);
-    if (!effect.known || effect.pops > above) return use_as_operand(e, o, opcode, arg, above, keywords);
+    if (!effect.known || effect.pops > above) return use_as_operand(e, opcode, arg, above, keywords);
     if (opcode == CALL) keywords = nullptr;
     above += effect.pushes - effect.pops;
   }
@@ -203,7 +202,7 @@ bool Machine::stays_unread(Known& k) {
   if (!loading || k.kind != Known::Kind::Shadow || !may_stay_unread(o)) return false;
   // What is written to the attributes of an object is written to its __dict__.
   if (k.source->kind == SK::InstanceDict) return false;
-  const Use use = use_of_top(*loading, k.stand_in.get());
+  const Use use = use_of_top(*loading);
   const bool dict = PyDict_Check(o), list = PyList_CheckExact(o);
   if (use == Use::Other || (use == Use::Append && dict) || (use == Use::LookUp && !dict && !list)) return false;
   guard(GK::Type, k.source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
