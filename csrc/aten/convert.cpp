@@ -163,6 +163,17 @@ graph::TensorMeta meta_of(const at::Tensor& t) {
   return m;
 }
 
+at::Tensor reinterpret(const at::Tensor& t, at::ScalarType dtype) {
+  const int64_t from = static_cast<int64_t>(t.element_size()), to = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t bytes = static_cast<int64_t>(t.storage().nbytes()) - t.storage_offset() * from;
+  const int64_t count = bytes / std::max(from, to) * std::max(from, to) / from;
+  const at::Tensor line = t.as_strided({count}, {1}, t.storage_offset());
+  if (c10::isComplexType(dtype) && c10::toRealValueType(dtype) == t.scalar_type())
+    return at::view_as_complex(line.view({count / 2, 2}));
+  if (t.is_complex() && c10::toRealValueType(t.scalar_type()) == dtype) return at::view_as_real(line).view({2 * count});
+  return line.view(dtype);
+}
+
 at::Tensor empty_of(const graph::TensorMeta& m) {
   return at::empty_strided(m.sizes, m.strides, at::TensorOptions(scalar_type_of(m.dtype)).device(to_device(m.device)));
 }

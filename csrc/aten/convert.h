@@ -25,6 +25,8 @@ graph::Layout layout_of(at::Layout l);
 
 /// dtype, sizes, strides, storage offset, device and requires_grad of a strided tensor with concrete sizes.
 graph::TensorMeta meta_of(const at::Tensor& t);
+/// What lies in memory from the first element of `t` on, as one line of elements of another dtype.
+at::Tensor reinterpret(const at::Tensor& t, at::ScalarType dtype);
 /// Fresh memory with the meta's sizes, strides and dtype (its offset is not kept).
 at::Tensor empty_of(const graph::TensorMeta& m);
 

@@ -78,7 +78,7 @@ std::span<const RuleRow> misc_rules();
 /// Lists of tensors are spelled apart by one function: _foreach_add.List -> add.Tensor for each.
 bool foreach_rule(Builder& b, const Node& n, std::vector<Value>& out);
 
-int64_t wrap(int64_t dim, int64_t rank);
+using graph::wrap;
 bool has(const Node& n, size_t arg);  // a tensor argument that is given
 
 }  // namespace kiln::decompose

@@ -52,7 +52,6 @@ bool Builder::is_used(const Node& n, size_t result) const {
   return used;
 }
 
-int64_t wrap(int64_t dim, int64_t rank) { return dim < 0 ? dim + rank : dim; }
 bool has(const Node& n, size_t arg) { return arg < n.args.size() && n.args[arg].is_value() && n.args[arg].value(); }
 
 namespace {

@@ -41,7 +41,6 @@ struct Lowered {
   loops::Program program;
   std::vector<ExternCall> externs;      // by loops::Extern::index
   std::vector<loops::BufferId> inputs;  // one per graph input, in order
-  std::vector<int64_t> input_offsets;   // elements of each input's buffer before its tensor's first element
   std::vector<bool> frozen;             // by input: the graph says that it is a weight
   std::vector<Output> outputs;          // in the graph's order
   struct Mutated {

@@ -367,7 +367,6 @@ void Lowering::lower_inputs() {
     t.strides = meta.strides;
     t.buffer = b;
     values_[{const_cast<Node*>(in), 0}] = std::move(t);
-    out_.input_offsets.push_back(meta.offset);
   }
   for (const auto& m : g_.mutations()) mutated_.insert(get(m.input).buffer);
 }

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "aten/autograd.h"
+#include "aten/convert.h"
 #include "aten/pch.h"
 #include "base/error.h"
 #include "runtime/autograd_node.h"
@@ -16,23 +17,11 @@ using torch::autograd::SavedVariable;
 
 namespace {
 
-/// What lies in memory from the first element of `t` on, as one line of elements of another dtype.
-at::Tensor reinterpret(const at::Tensor& t, c10::ScalarType dtype) {
-  const int64_t from = static_cast<int64_t>(t.element_size()), to = static_cast<int64_t>(c10::elementSize(dtype));
-  const int64_t bytes = static_cast<int64_t>(t.storage().nbytes()) - t.storage_offset() * from;
-  const int64_t count = bytes / std::max(from, to) * std::max(from, to) / from;
-  const at::Tensor line = t.as_strided({count}, {1}, t.storage_offset());
-  if (c10::isComplexType(dtype) && c10::toRealValueType(dtype) == t.scalar_type())
-    return at::view_as_complex(line.view({count / 2, 2}));
-  if (t.is_complex() && c10::toRealValueType(t.scalar_type()) == dtype) return at::view_as_real(line).view({2 * count});
-  return line.view(dtype);
-}
-
 at::Tensor view_of(const at::Tensor& base, const Output& out) {
   // As it was where the program made the view, whatever the mode is where the graph begins.
   const at::AutoGradMode mode(!out.leaf);
   at::Tensor from = base.requires_grad() && !out.requires_grad ? base.detach() : base;
-  if (out.dtype != c10::ScalarType::Undefined) from = reinterpret(from, out.dtype);
+  if (out.dtype != c10::ScalarType::Undefined) from = aten::reinterpret(from, out.dtype);
   at::Tensor view = from.as_strided(out.sizes, out.strides, from.storage_offset() + out.offset);
   if (out.conjugate) view = at::_conj(view);
   if (out.negate) view = at::_neg_view(view);

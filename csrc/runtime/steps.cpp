@@ -126,20 +126,9 @@ ViewStep::ViewStep(Slot slot, const Plan& plan)
     : slot_(slot), base_(plan.slots[slot].base), meta_(plan.slots[slot].meta) {}
 
 void ViewStep::run(Frame& frame) const {
-  const at::Tensor& base = frame.tensors[base_];
-  const bool complex = is_complex(meta_.dtype);
-  if (complex == base.is_complex()) {
-    frame.set(slot_, base.as_strided(meta_.sizes, meta_.strides, base.storage_offset() + meta_.offset));
-  } else if (!complex) {
-    const at::Tensor pairs = at::view_as_real(base);
-    frame.set(slot_, pairs.as_strided(meta_.sizes, meta_.strides, pairs.storage_offset() + meta_.offset));
-  } else {
-    std::vector<int64_t> sizes = meta_.sizes, strides = meta_.strides;
-    for (int64_t& s : strides) s *= 2;
-    sizes.push_back(2);
-    strides.push_back(1);
-    frame.set(slot_, at::view_as_complex(base.as_strided(sizes, strides, base.storage_offset() + 2 * meta_.offset)));
-  }
+  at::Tensor base = frame.tensors[base_];
+  if (is_complex(meta_.dtype) != base.is_complex()) base = aten::reinterpret(base, aten::scalar_type_of(meta_.dtype));
+  frame.set(slot_, base.as_strided(meta_.sizes, meta_.strides, base.storage_offset() + meta_.offset));
 }
 
 void AskStep::run(Frame& frame) const {

@@ -447,14 +447,13 @@ Result polar(Splitting&, const Node& n, Real& r) {
   const Arg size = n.arg(0), angle = n.arg(1);
   return one({r.mul(size, r.function("aten::cos", angle)), r.mul(size, r.function("aten::sin", angle))});
 }
-int64_t wrapped(int64_t dim, int64_t rank) { return dim < 0 ? dim + rank : dim; }
 
 Result view_as_complex(Splitting& s, const Node& n, Real& r) {
   const Value pairs = n.arg(0).value();
   if (const std::optional<Parts> p = s.seen_as_pairs(pairs)) return one(*p);
   const int64_t last = pairs.meta().dim() - 1;
   static const Op kStack("aten::stack");
-  if (pairs.node->op == kStack && wrapped(pairs.node->arg(1).to_int(), last + 1) == last) {
+  if (pairs.node->op == kStack && wrap(pairs.node->arg(1).to_int(), last + 1) == last) {
     const std::vector<Value> list = pairs.node->arg(0).to_values();
     return one({list.at(0), list.at(1)});
   }
@@ -483,10 +482,12 @@ Result where(Splitting& s, const Node& n, Real& r) {
 template <int At>
 Result same(Splitting& s, const Node& n, Real& r) {
   if (!is_complex(n.results[0].dtype)) return {};  // ATen warns
-  static const Op kClone("aten::clone");
-  const bool turns = n.op == kClone && n.results[0].strides != n.arg(0).value().meta().strides;
-  if (turns && !s.reads_split(n)) return {};  // whole numbers are turned faster
   return one(s.operand(n, At, r));
+}
+Result clone(Splitting& s, const Node& n, Real& r) {
+  const bool turns = n.results[0].strides != n.arg(0).value().meta().strides;
+  if (turns && !s.reads_split(n)) return {};  // whole numbers are turned faster
+  return same<0>(s, n, r);
 }
 Result filled(const Node& n, const Arg& value, Real& r) {
   const Parts p = parts_of_number(value);
@@ -607,8 +608,8 @@ Result select(Splitting& s, const Node& n, Real& r) {
   if (is_complex(from.meta().dtype)) return each_part<>(s, n, r);
   const std::optional<Parts> p = s.seen_as_pairs(from);
   const int64_t rank = from.meta().dim();
-  if (!p || wrapped(n.arg(1).to_int(), rank) != rank - 1) return {};
-  return real(wrapped(n.arg(2).to_int(), 2) == 0 ? p->real : p->imag);
+  if (!p || wrap(n.arg(1).to_int(), rank) != rank - 1) return {};
+  return real(wrap(n.arg(2).to_int(), 2) == 0 ? p->real : p->imag);
 }
 
 struct Row {
@@ -650,7 +651,7 @@ const Row kRows[] = {
     {"aten::masked_fill.Scalar", each_part<2>},
 
     {"aten::_to_copy", same<0>},
-    {"aten::clone", same<0>},
+    {"aten::clone", clone},
     {"aten::copy", same<1>},
     {"aten::alias", same<0>},
     {"aten::detach", same<0>},

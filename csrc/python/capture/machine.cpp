@@ -109,6 +109,12 @@ const Names& names() {
 // --- frames
 // ------------------------------------------------------------------------------------------------------------
 
+/// Whether what a local variable holds is not read before the variable is: a container that is not looked at as a
+/// whole, see op_load_fast.
+static bool is_read_when_loaded(const Machine& m, PyCodeObject* code, int local, PyObject* value) {
+  return m.may_stay_unread(value) && !(py311::local_kind(code, local) & py311::KindCell);
+}
+
 /// Arguments may be defaults that existed before, or come out of containers through C code (map, sorted): look at them.
 static bool see_arguments(Machine& m, Exec& e) {
   PyCodeObject* code = e.code;
@@ -125,9 +131,7 @@ static bool see_arguments(Machine& m, Exec& e) {
     if (m.find(slot)) {
       Known* k = m.find(slot);
       if (k->stand_in.get() != slot) Py_SETREF(slot, k->stand_in.new_ref());
-      // As in place_root_arguments.
-      const bool later = m.may_stay_unread(slot) && !(py311::local_kind(code, i) & py311::KindCell);
-      if (!later && !m.observe(slot)) return false;
+      if (!is_read_when_loaded(m, code, i, slot) && !m.observe(slot)) return false;
       continue;
     }
     if ((c < Class::Tuple || c > Class::Tensor) && c != Class::Instance) continue;
@@ -333,9 +337,7 @@ bool Machine::place_root_arguments(Exec& e) {
     }
     PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
     const SourcePtr source = child(guards::Source::Kind::Local, nullptr, name, i);
-    // A container that is not looked at as a whole is not read: see op_load_fast.
-    const bool later = may_stay_unread(real) && !(py311::local_kind(code, i) & py311::KindCell);
-    PyObject* v = later ? stand_in(real, source) : see(real, source);
+    PyObject* v = is_read_when_loaded(*this, code, i, real) ? stand_in(real, source) : see(real, source);
     if (!v) return false;
     Py_XSETREF(e.local(i), v);
   }

@@ -8,7 +8,8 @@
 #include "python/capture/machine.h"
 #include "python/pch.h"
 
-// The callables of torch.ops: packets (torch.ops.aten.add) and overloads (torch.ops.aten.add.Tensor).
+// The callables of torch.ops: packets (torch.ops.aten.add) and overloads (torch.ops.aten.add.Tensor); and calls of
+// operators as nodes at torch level.
 namespace kiln::capture {
 
 bool Machine::is_torch_operator(PyObject* o) {
@@ -50,6 +51,60 @@ void Machine::find_overload(PyObject* packet, PyObject* name) {
   Paused paused_here(*this);
   const py::Ref made = py::Ref::steal(PyObject_GetAttr(packet, name));
   if (!made) PyErr_Clear();  // the program meets the error too
+}
+
+namespace {
+/// Of a TorchBind class (torch.classes): a packed weight.
+bool is_script_object(PyObject* o) {
+  static PyObject* const type = PyObject_GetAttrString(PyImport_AddModule("torch._C"), "ScriptObject");
+  return PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(type));
+}
+}  // namespace
+
+PyObject* Machine::torch_call(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames,
+                              const std::function<PyObject*()>& f) {
+  if (waits_for_loader(target)) return put_off_for(missing_loader);
+  // What a transform, or a mode, makes of a call has its own arguments, and appears at torch level as what it runs.
+  if (const bool to_class = goes_to_class(args, count_of(n, kwnames));
+      to_class || aten::inside_transform() || py::function_mode_active()) {
+    if (!to_class) refuse_sizes("a function mode");
+    return after_c_call(f());
+  }
+  if (options.for_fx && std::any_of(args, args + count_of(n, kwnames), is_script_object))
+    return graph_break("unsupported-operator-argument",
+                       "an object of a TorchBind class, in a graph for a backend that takes fx graphs");
+  if (PyObject* size = ask_size(target, args, n, kwnames)) return size;
+  if (PyErr_Occurred()) return nullptr;
+  const int64_t before = trace.num_nodes;
+  ++torch_depth;
+  PyObject* r = f();
+  --torch_depth;
+  note_sizes_told(target, args, n, kwnames, r, before);
+  r = after_c_call(r);
+  if (r && py::is_tensor(r) && !captures_class(r)) {
+    const py::Ref made = py::Ref::steal(r);
+    return break_at_class(r);
+  }
+  if (r && py::is_tensor(r)) note_class(r);
+  if (r && differentiates_new_data(args, count_of(n, kwnames), r)) {
+    Py_DECREF(r);
+    return graph_break("autograd", "a use of a tensor that needs gradients and whose .data was written");
+  }
+  if (r && !checkpoint.undecided.empty() && !decide_kept()) Py_CLEAR(r);
+  if (r && n > 0 && trace.num_nodes != before && reshapes_input(args[0])) {
+    Py_DECREF(r);
+    return graph_break("call-that-breaks",
+                       describe(target) + " of an existing tensor, whose sizes or strides it changes");
+  }
+  if (!r || torch_depth > 0 || trace.num_nodes == before) return r;
+  // A factory's requires_grad=True is set above the dispatcher.
+  if (kwnames && py::is_tensor(r)) {
+    const at::Tensor t = THPVariable_Unpack(r);
+    if (t.requires_grad() && t.is_leaf() && !t.is_view() && !find(r)) make_leaf(t);
+  }
+  if (PyObject* op = operator_of_class_change(target, &args)) target = op, n = 1, kwnames = nullptr;
+  if (!record_torch_level(target, args, n, kwnames, r)) Py_CLEAR(r);
+  return r;
 }
 
 }  // namespace kiln::capture

@@ -249,14 +249,11 @@ PyObject* Machine::length_by_method(PyObject* o) {
 }
 
 PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObject* item) {
-  static PyObject* const to_list = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyList_Type), "append");
-  static PyObject* const to_deque = PyObject_GetAttrString(names().deque, "append");
-  const bool deque = !PyList_CheckExact(container);
-  if (callable != (deque ? to_deque : to_list) || !may_stay_unread(container)) return nullptr;
+  if (!is_append(callable) || PyDescr_TYPE(callable) != Py_TYPE(container)) return nullptr;
   Known* k = find(container);
   if (!k || k->kind != Known::Kind::Shadow || k->active) return nullptr;
   k->touched = true;
-  if (!deque) return PyList_Append(container, item) < 0 ? nullptr : Py_NewRef(Py_None);
+  if (PyList_CheckExact(container)) return PyList_Append(container, item) < 0 ? nullptr : Py_NewRef(Py_None);
   // What a full deque drops is what the real one drops.
   if (!k->appended) k->appended = py::check(PyList_New(0));
   return PyList_Append(k->appended.get(), item) < 0 ? nullptr
