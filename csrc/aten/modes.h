@@ -1,4 +1,5 @@
 #pragma once
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -41,6 +42,17 @@ class AutocastStates {
 
  private:
   Modes before_;
+};
+
+/// The program's saved-tensor hooks are for tensors with data: a trace on stand-ins has them rest.
+class NoSavedTensorHooks {
+ public:
+  NoSavedTensorHooks() = default;
+  ~NoSavedTensorHooks() { at::SavedTensorDefaultHooks::set_tracing(before_); }
+  NoSavedTensorHooks(const NoSavedTensorHooks&) = delete;
+
+ private:
+  bool before_ = at::SavedTensorDefaultHooks::set_tracing(true);
 };
 
 }  // namespace kiln::aten

@@ -669,6 +669,7 @@ constexpr std::pair<std::string_view, const char*> kWithoutForm[] = {
 
 Joint trace_joint(const Program& program, const std::vector<at::Tensor>& examples) {
   Tracer tracer(examples);
+  const aten::NoSavedTensorHooks no_hooks;
   const at::DisableRecordFunctionGuard not_profiled;  // it would look into tensors without data
   struct Activate {
     explicit Activate(Tracer* t) : before(std::exchange(active, t)) {}

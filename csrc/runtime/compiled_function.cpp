@@ -161,16 +161,23 @@ class Function : public CompiledFunction {
     const auto view = [&](size_t i) { return this->view(inputs, results, i, views); };
     attach_results(node, p, results, view, [&](size_t i) { return write_forward(inputs, results, i); });
     node->saved.reserve(p.saved.size());
+    const auto save = [&](const at::Tensor& t, bool is_output) {
+      try {
+        node->saved.emplace_back(t, is_output);
+      } catch (...) {
+        throw HookRaised{std::current_exception()};
+      }
+    };
     for (const joint::Parts::Saved& s : p.saved) {
       const size_t i = static_cast<size_t>(s.index);
       if (s.primal)
-        node->saved.emplace_back(inputs[i], /*is_output=*/false);
+        save(inputs[i], /*is_output=*/false);
       else {
         // As views of each other know of writes: the saved one says so when the output was written.
         if (s.shares >= 0)
           torch::autograd::impl::set_version_counter(
               results[i], torch::autograd::impl::version_counter(results[static_cast<size_t>(s.shares)]));
-        node->saved.emplace_back(results[i], /*is_output=*/i < p.num_forward && p.forward_requires_grad[i]);
+        save(results[i], /*is_output=*/i < p.num_forward && p.forward_requires_grad[i]);
       }
     }
     if (p.eager) node->keep_inputs(inputs, std::move(before));

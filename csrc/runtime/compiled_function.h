@@ -11,6 +11,11 @@
 // A traced program on real tensors: artifacts below autograd, one C++ autograd node above them.
 namespace kiln::runtime {
 
+/// A saved-tensor hook of the program's raised: what the call is to raise, also where it could be run again.
+struct HookRaised {
+  std::exception_ptr error;
+};
+
 /// What computes a part of the gradients.
 struct BackwardPass {
   std::shared_ptr<Artifact> artifact;

@@ -474,14 +474,3 @@ def test_a_guard_does_not_unpack_what_a_checkpoint_saved():
         x, y = torch.tensor(1.0, requires_grad=True), torch.tensor(2.0)
         assert compiled(x, y) == (True, True)
         assert x.grad == 2
-
-
-def test_a_checkpoint_around_a_compiled_module_says_that_it_runs_in_eager():
-    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    compiled = kiln.compile(module)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            checkpoint(compiled, torch.ones(2, 4, requires_grad=True), use_reentrant=False).sum().backward()
-    told = [str(w.message) for w in caught if "checkpointing) are active. Hint: compile the function" in str(w.message)]
-    assert len(told) == 1

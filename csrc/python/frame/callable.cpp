@@ -61,6 +61,7 @@ PyObject* call_compiled(PyObject* callable, PyObject* const* args, size_t nargsf
       return PyObject_Vectorcall(c->wrapped, args, nargsf, kwnames);  // raises as CPython does
     const guards::Call call{bound.locals, bound.count, function->func_closure,
                             code->co_nlocalsplus - code->co_nfreevars, function->func_globals};
+    const guards::EnteredUnderHooks entered;
     std::vector<PyObject*> values;
     guards::Owned owned;
     // `callable` may be released by what it runs.

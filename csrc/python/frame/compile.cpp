@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
+#include <unordered_set>
 
+#include "aten/modes.h"
 #include "aten/schema.h"
 #include "base/bisect.h"
 #include "base/error.h"
@@ -305,6 +308,58 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   add_record(std::move(r));
 }
 
+/// Whether the graph changes something, or draws, behind the last node that is known to save tensors. A checkpoint
+/// stops its second run at the last tensor that the first saved.
+bool changes_behind_saves(const graph::Graph& g) {
+  static const std::unordered_set<std::string_view> savers = {"linear",
+                                                              "matmul",
+                                                              "mm",
+                                                              "addmm",
+                                                              "bmm",
+                                                              "baddbmm",
+                                                              "convolution",
+                                                              "conv1d",
+                                                              "conv2d",
+                                                              "conv3d",
+                                                              "_convolution",
+                                                              "gelu",
+                                                              "relu",
+                                                              "silu",
+                                                              "sigmoid",
+                                                              "tanh",
+                                                              "softmax",
+                                                              "_log_softmax",
+                                                              "exp",
+                                                              "layer_norm",
+                                                              "batch_norm",
+                                                              "group_norm",
+                                                              "instance_norm",
+                                                              "rms_norm",
+                                                              "dropout",
+                                                              "scaled_dot_product_attention"};
+  capture::Bases bases;
+  bool behind = false;
+  for (const auto& n : g.nodes()) {
+    if (n->kind != graph::NodeKind::Call) continue;
+    const aten::OpInfo* op = aten::find_op(n->op);
+    behind |= !capture::changes_nothing(*n, bases) || (op && op->random);
+    std::string_view name = n->op.name();
+    name.remove_prefix(std::min(name.size(), name.find("::") + 2));
+    name = name.substr(0, name.find('.'));
+    if (savers.contains(name) && !n->results.empty() && n->results[0].requires_grad) behind = false;
+  }
+  return behind;
+}
+
+/// Throws where the second run that a checkpoint makes of the call would leave other effects than eager's.
+void check_checkpoint(const CaptureResult& result) {
+  if (guards::saved_hooks() != guards::SavedHooks::Keeping) return;
+  if (!result.side_effects.empty() || (result.traced && changes_behind_saves(*result.traced)))
+    throw UnsupportedHere(
+        "it has side effects inside of a checkpoint, which stops its second run half way. Hint: compile the function "
+        "that calls the checkpoint");
+}
+
 EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& shared_config) {
   const Config& config = *shared_config;
   PyCodeObject* code = frame->f_code;
@@ -340,7 +395,9 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     constexpr int64_t kMostOpen = 4;
     const bool few = std::count_if(cache.entries.begin(), cache.entries.end(),
                                    [](const EntryPtr& e) { return e->sizes != nullptr; }) < kMostOpen;
-    if (few && cache.backend_takes_sizes && pass_enabled("capture.open_sizes"))
+    // What runs operator by operator first, and is compiled then, saves other tensors in a checkpoint's second run.
+    const bool settled = guards::saved_hooks() == guards::SavedHooks::Keeping;
+    if (few && !settled && cache.backend_takes_sizes && pass_enabled("capture.open_sizes"))
       options.open_sizes = config.dynamic.value_or(false) ? capture::CaptureOptions::OpenSizes::All
                            : config.dynamic               ? capture::CaptureOptions::OpenSizes::None
                                                           : capture::CaptureOptions::OpenSizes::Some;
@@ -352,6 +409,7 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     cache.breaking_items = result.breaking_items;
   }
   check_signals();
+  check_checkpoint(result);
   const bool breaks = result.exit.kind == Exit::Kind::Break;
   if (breaks && config.fullgraph && !raises_itself(result)) {
     log_artifact(Topic::graph_breaks, place_of(code), reason_text(result.exit.reason));
@@ -467,10 +525,11 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   // A profiler would record operators that run on stand-ins, whose memory it cannot ask for.
   const at::DisableRecordFunctionGuard not_profiled;
   OptionScope scope(*config);
+  const aten::NoSavedTensorHooks no_hooks;
   if (const char* why = guards::eager_only()) {
     if (config->fullgraph) raise("Unsupported", "cannot compile " + place + ": " + why);
     log_artifact(Topic::graph_breaks, place, std::string("runs in eager: ") + why);
-    if (root && guards::saved_tensor_hooks_active())
+    if (root && guards::saved_hooks() == guards::SavedHooks::Others)
       warn_once("hooks around " + place, "kiln: " + place + " runs in eager: " + why +
                                              ". Hint: compile the function that sets them, or calls the checkpoint.");
     return nullptr;

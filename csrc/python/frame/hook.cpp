@@ -21,6 +21,7 @@
 #include "python/frame/skip.h"
 #include "python/frame/turn.h"
 #include "python/pch.h"
+#include "runtime/compiled_function.h"
 #include "runtime/random/generator_state.h"
 
 namespace kiln::frame {
@@ -150,6 +151,8 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
         pybind11::gil_scoped_release no_gil;
         out.tensors = entry.graph->call(std::move(inputs));
       }
+    } catch (const runtime::HookRaised& raised) {
+      std::rethrow_exception(raised.error);
     } catch (const runtime::AssertionFailed& e) {
       if (generator) generator->restore();
       log_artifact(Topic::fallback, "the call is run again in eager", e.what());
@@ -253,12 +256,15 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
       return target.cache->eager || target.cache->owners[target.owner].eager || mode().run_only;
     };
     const bool vary = mode().sizes_vary;
-    const std::optional<uint64_t> sizes = eager() || vary ? other_sizes(target, call) : std::nullopt;
+    const bool settled = guards::saved_hooks() != guards::SavedHooks::None;  // see find_entry
+    const std::optional<uint64_t> sizes = !settled && (eager() || vary) ? other_sizes(target, call) : std::nullopt;
     const bool late = sizes.has_value();
     const uint64_t key = sizes.value_or(0);
     // The outermost frame is the one to be compiled for its sizes.
     if (late ? vary : eager()) return run_plainly(tstate, frame, 0);
     if (late && !target.cache->late_sizes.pays(key)) return run_for_sizes(tstate, frame, *target.cache, key);
+    // The first run found no entry either.
+    if (guards::recomputing()) return run_plainly(tstate, frame, 0);
     std::optional<CompileTurn> turn(std::in_place);
     if (turn->waited()) entry = find_entry(target, call, values, owned);
     try {
@@ -384,6 +390,10 @@ EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<
                     guards::Owned& owned) {
   auto& entries = target.cache->entries;
   bool others = false;
+  // The second run of what a checkpoint contains takes what the first took, whatever was compiled between them.
+  const bool oldest = entries.size() > 1 && guards::saved_hooks() != guards::SavedHooks::None;
+  if (oldest)
+    std::sort(entries.begin(), entries.end(), [](const EntryPtr& a, const EntryPtr& b) { return a->id < b->id; });
   const auto find = [&](bool own) -> EntryPtr {
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = *entries[i];
@@ -398,10 +408,10 @@ EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<
       if (!fits(entry, values.data())) continue;
       ++entry.hits;
       // The next call most likely takes the same one.
-      if (i > 0)
+      if (i > 0 && !oldest)
         std::rotate(entries.begin(), entries.begin() + static_cast<long>(i),
                     entries.begin() + static_cast<long>(i) + 1);
-      return entries[0];
+      return entries[oldest ? i : 0];
     }
     return nullptr;
   };

@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
 
 #include "aten/transforms.h"
 #include "python/cpython/py311.h"
@@ -42,15 +43,52 @@ bool forward_mode_active() {
   return active;
 }
 
-}  // namespace
-
-bool saved_tensor_hooks_active() {
-  return at::SavedTensorDefaultHooks::is_enabled() && at::SavedTensorDefaultHooks::get_hooks().has_value();
+/// The hook of a saved_tensors_hooks that packs, borrowed, or null. Also where a trace has them rest.
+PyObject* pack_hook() {
+  const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
+  if (hooks.stack.empty() || hooks.disabled_error_message) return nullptr;
+  return hooks.stack.top().first.ptr(getPyInterpreter());
 }
 
+using FunctionName = std::pair<const char*, const char*>;  // its module and qualified name
+constexpr FunctionName kRecomputing = {"torch.utils.checkpoint", "_recomputation_hook.__init__.<locals>.pack_hook"};
+constexpr FunctionName kKeepingHooks[] = {
+    {"torch.utils.checkpoint", "_checkpoint_hook.__init__.<locals>.pack_hook"},
+    kRecomputing,
+    {"torch.autograd.graph", "save_on_cpu.__init__.<locals>.pack_to_cpu"},
+};
+
+bool is_function_of(PyObject* o, const char* module, const char* name) {
+  if (!PyFunction_Check(o)) return false;
+  const auto* f = reinterpret_cast<PyFunctionObject*>(o);
+  return f->func_module && PyUnicode_Check(f->func_module) &&
+         PyUnicode_CompareWithASCIIString(f->func_module, module) == 0 &&
+         PyUnicode_CompareWithASCIIString(f->func_qualname, name) == 0;
+}
+
+/// The hook that packs where this thread came from outside of compiled code into it.
+thread_local const void* entered_under = nullptr;
+
+}  // namespace
+
+SavedHooks saved_hooks() {
+  PyObject* const pack = pack_hook();
+  if (!pack) return SavedHooks::None;
+  for (const auto& [module, name] : kKeepingHooks)
+    if (pack == entered_under && is_function_of(pack, module, name)) return SavedHooks::Keeping;
+  return SavedHooks::Others;
+}
+
+bool recomputing() {
+  PyObject* const pack = pack_hook();
+  return pack && is_function_of(pack, kRecomputing.first, kRecomputing.second);
+}
+
+EnteredUnderHooks::EnteredUnderHooks() : before_(entered_under) { entered_under = pack_hook(); }
+EnteredUnderHooks::~EnteredUnderHooks() { entered_under = before_; }
+
 const char* eager_only() {
-  // The hooks must see the tensors that eager saves: a checkpoint compares them with those of its second run.
-  if (saved_tensor_hooks_active()) return "saved-tensor hooks (activation checkpointing) are active";
+  if (saved_hooks() == SavedHooks::Others) return "saved-tensor hooks (activation checkpointing) are active";
   if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return "a TorchDispatchMode is active, which is to see each op";
   if (below_autograd()) return "this is the kernel of an operator, below autograd";
   if (aten::inside_transform()) return "a transform of torch.func is active, which is to see each operator";
@@ -86,7 +124,7 @@ uint64_t pack_global_state() {
   put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()), 2);
   put(static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::stack_len()), 8);
   put(static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()), 8);
-  put(saved_tensor_hooks_active(), 1);
+  put(static_cast<uint64_t>(saved_hooks()), 2);
   put(below_autograd(), 1);
   put(aten::inside_transform(), 1);
   put(forward_mode_active(), 1);

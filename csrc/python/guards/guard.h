@@ -58,7 +58,29 @@ struct Guard {
 uint64_t pack_global_state();
 /// Why nothing may be compiled where this thread stands now; nullptr if it may. Part of the global state.
 const char* eager_only();
-/// Inside torch.autograd.graph.saved_tensors_hooks, or a checkpoint.
-bool saved_tensor_hooks_active();
+
+/// What is active of torch.autograd.graph.saved_tensors_hooks.
+enum class SavedHooks : uint8_t {
+  None,
+  Keeping,  // they give back what they are given, whatever that is: a checkpoint's, or save_on_cpu's
+  Others,   // they are to see the tensors that eager saves
+};
+/// A checkpoint runs its function a second time, from outside of compiled code; both runs must save the same tensors.
+/// So what runs under its hooks without EnteredUnderHooks, as a part of compiled code around the checkpoint, is to run
+/// in eager: Others.
+SavedHooks saved_hooks();
+/// In the second run of what a checkpoint contains.
+bool recomputing();
+
+/// A compiled function is called from outside of compiled code.
+class EnteredUnderHooks {
+ public:
+  EnteredUnderHooks();
+  ~EnteredUnderHooks();
+  EnteredUnderHooks(const EnteredUnderHooks&) = delete;
+
+ private:
+  const void* before_;
+};
 
 }  // namespace kiln::guards
