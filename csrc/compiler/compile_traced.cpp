@@ -313,6 +313,8 @@ std::shared_ptr<runtime::CompiledFunction> compile_joint(joint::Joint joint, Gra
   parts->uses_up = joint.uses_up;
   parts->reached_from.assign(joint.reached_from.begin(),
                              joint.reached_from.begin() + static_cast<ptrdiff_t>(joint.grad_of.size()));
+  parts->zeros_from.assign(joint.zeros_from.begin(),
+                           joint.zeros_from.begin() + static_cast<ptrdiff_t>(joint.grad_of.size()));
   parts->contributes_to.assign(joint.tangent_of.size(), parts->no_tangents());
   for (size_t i = 0; i < joint.total_of.size(); ++i) {
     const auto to = static_cast<size_t>(joint.total_of[i]);

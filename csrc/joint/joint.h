@@ -89,6 +89,9 @@ struct Joint {
   std::vector<int64_t> total_of;
   /// By gradient output and total: the tangents that reach it. Without all of these eager gives no gradient, not zeros.
   std::vector<TangentSet> reached_from;
+  /// The same of the tangents that reach it by a custom function that makes zeros of a gradient that is missing: eager
+  /// gives zeros there also for a result of which a backward arrives with no gradient.
+  std::vector<TangentSet> zeros_from;
   /// By tangent: the tangents that a backward of it without retain_graph uses up, since nodes on the way of both have
   /// saved tensors.
   std::vector<TangentSet> uses_up;
@@ -127,6 +130,8 @@ Joint trace_joint(const Program& program, const std::vector<at::Tensor>& example
 ///   kiln::set_requires_grad(Tensor t, bool value)        of a tensor made inside
 ///   kiln::tensor_constant(numbers, sizes, dtype) -> Tensor
 /// `traced` must live as long as the program.
+/// Whether it is the grad_fn of a custom function that takes zeros for a gradient that is missing.
+bool makes_zeros(const torch::autograd::Node& node);
 Program replay(const graph::Graph& traced, bool differentiable = true);
 /// The same, where results may be differentiated after the program is gone.
 Program replay(std::shared_ptr<const graph::Graph> traced, bool differentiable = true);

@@ -272,12 +272,14 @@ class CustomFunction : public torch::autograd::Node {
     for (auto& [value, variable] : saved_) variable.reset_data();
   }
 
+  bool makes_zeros() const { return begin_.arg(2).to_bool(); }
+
  protected:
   variable_list apply(variable_list&& grads) override {
     const auto self = getptr();
     Replay backward(graph_);
     for (uint32_t i = 0; i < grads.size(); ++i) {
-      if (!grads[i].defined() && !begin_.arg(2).to_bool())
+      if (!grads[i].defined() && !makes_zeros())
         throw Unsupported("a custom function's backward that is given no gradient, and no zeros instead");
       backward.define({const_cast<graph::Node*>(&begin_), i},
                       grads[i].defined() ? grads[i] : input_metadata(i).zeros_like());
@@ -337,6 +339,11 @@ at::Tensor Replay::run_hook(int64_t number, const at::Tensor& grad) {
 }
 
 }  // namespace
+
+bool makes_zeros(const torch::autograd::Node& node) {
+  const auto* custom = dynamic_cast<const CustomFunction*>(&node);
+  return custom && custom->makes_zeros();
+}
 
 Program replay(const graph::Graph& traced, bool differentiable) {
   const std::shared_ptr<void> owned_by_the_caller;

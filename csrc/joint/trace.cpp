@@ -392,16 +392,23 @@ struct Reach {
   using Node = torch::autograd::Node;
   explicit Reach(const edge_list& roots) : none(roots.size()), nodes(nodes_behind(roots)) {
     std::sort(nodes.begin(), nodes.end(), [](Node* a, Node* b) { return a->topological_nr() > b->topological_nr(); });
-    for (size_t i = 0; i < roots.size(); ++i) note(roots[i], TangentSet(none).set(i));
+    for (size_t i = 0; i < roots.size(); ++i) note(roots[i], TangentSet(none).set(i), none);
     for (Node* node : nodes) {
       const TangentSet here = at_node.at(node);
+      TangentSet& zeros = zeros_at_node.try_emplace(node, none).first->second;
+      if (makes_zeros(*node)) zeros |= here;
       for (const Edge& e : node->next_edges())
-        if (e.is_valid()) note(e, here);
+        if (e.is_valid()) note(e, here, zeros);
     }
   }
   const TangentSet& at(const Edge& e) const {
     const auto it = at_edge.find({e.function.get(), e.input_nr});
     return it == at_edge.end() ? none : it->second;
+  }
+  /// Those of them that a custom function makes zeros for.
+  const TangentSet& zeros_at(const Edge& e) const {
+    const auto it = zeros_at_edge.find({e.function.get(), e.input_nr});
+    return it == zeros_at_edge.end() ? none : it->second;
   }
 
   const TangentSet none;
@@ -409,11 +416,14 @@ struct Reach {
   std::unordered_map<Node*, TangentSet> at_node;
 
  private:
-  void note(const Edge& e, const TangentSet& tangents) {
+  void note(const Edge& e, const TangentSet& tangents, const TangentSet& zeros) {
     at_node.try_emplace(e.function.get(), none).first->second |= tangents;
     at_edge.try_emplace({e.function.get(), e.input_nr}, none).first->second |= tangents;
+    zeros_at_node.try_emplace(e.function.get(), none).first->second |= zeros;
+    zeros_at_edge.try_emplace({e.function.get(), e.input_nr}, none).first->second |= zeros;
   }
-  std::map<std::pair<Node*, uint32_t>, TangentSet> at_edge;
+  std::unordered_map<Node*, TangentSet> zeros_at_node;
+  std::map<std::pair<Node*, uint32_t>, TangentSet> at_edge, zeros_at_edge;
 };
 
 /// Finds out which tangents have autograd nodes with saved tensors in common. The graph has run and released its
@@ -525,7 +535,10 @@ void Tracer::differentiate(const std::vector<at::Tensor>& outputs) {
       joint_.total_of.push_back(static_cast<int64_t>(k));
       targets.push_back(roots[k]);
     }
-  for (const Edge& e : targets) joint_.reached_from.push_back(reach.at(e));
+  for (const Edge& e : targets) {
+    joint_.reached_from.push_back(reach.at(e));
+    joint_.zeros_from.push_back(reach.zeros_at(e));
+  }
   variable_list tangents;
   for (const at::Tensor& t : of) {
     graph::TensorMeta meta = aten::meta_of(t);
@@ -558,6 +571,7 @@ void Tracer::differentiate(const std::vector<at::Tensor>& outputs) {
     joint_.tangent_of.clear();
     joint_.total_of.clear();
     joint_.reached_from.clear();
+    joint_.zeros_from.clear();
     return;
   } catch (const aten::NeedsData&) {
     throw;

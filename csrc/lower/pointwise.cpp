@@ -289,7 +289,8 @@ Val leaky_relu_backward(Ops& o, const Node& n, Val g, Val x) {
 }
 Val elu(Ops& o, const Node& n, Val x) {  // (x, alpha, scale, input_scale)
   const double alpha = n.arg(1).to_double(), scale = n.arg(2).to_double(), in = n.arg(3).to_double();
-  const Val low = o.Mul(o.Expm1(o.Mul(x, c(o, x, in))), c(o, x, alpha * scale));
+  const Val negative = o.Minimum(x, zero(o, x));  // an exponential that overflows is slow
+  const Val low = o.Mul(o.Expm1(o.Mul(negative, c(o, x, in))), c(o, x, alpha * scale));
   return o.where(o.Le(x, zero(o, x)), low, o.Mul(x, c(o, x, scale)));
 }
 Val elu_backward(Ops& o, const Node& n, Val g, Val y) {  // (grad, alpha, scale, input_scale, is_result, self_or_result)

@@ -86,8 +86,10 @@ void CompiledBackward::keep_inputs(const std::vector<at::Tensor>& inputs, CallSt
 
 variable_list CompiledBackward::apply(variable_list&& grads) {
   std::lock_guard<std::mutex> lock(mutex_);
-  variable_list out = gradients(std::move(grads));
-  TakenEdges taken = take_silent_edges(next_edges_, out);
+  joint::TangentSet given = parts_->no_tangents();
+  variable_list out = gradients(std::move(grads), given);
+  TakenEdges taken =
+      take_silent_edges(next_edges_, out, [&](size_t i) { return parts_->reached_from[i].intersects(given); });
   if (taken.empty()) return out;
   // They come back when this is let go: by the engine at the end of its task, or with the task where an error ends it.
   std::shared_ptr<void> put_back(nullptr, [node = getptr(), taken = std::move(taken)](void*) {
@@ -99,14 +101,26 @@ variable_list CompiledBackward::apply(variable_list&& grads) {
   return out;
 }
 
-variable_list CompiledBackward::gradients(variable_list&& grads) {
+at::Tensor CompiledBackward::zeros_for(size_t tangent) {
+  if (std::ranges::none_of(parts_->zeros_from, [&](const joint::TangentSet& s) { return s.test(tangent); })) return {};
+  zeros_.set(tangent);
+  return aten::empty_of(parts_->tangent_metas[tangent]).zero_();
+}
+
+variable_list CompiledBackward::gradients(variable_list&& grads, joint::TangentSet& given) {
+  if (grads.size() == 1 && !grads[0].defined()) grads[0] = zeros_for(0);
+  const joint::TangentSet zeros = std::exchange(zeros_, parts_->no_tangents());
   joint::Part part{joint::TangentSet(grads.size()), parts_->no_tangents()};
   for (size_t i = 0; i < grads.size(); ++i) part.defined[i] = grads[i].defined();
   TORCH_CHECK(!part.defined.intersects(used_up_), torch::autograd::ERR_BACKWARD_TWICE);
   // Of several results, each one's own node has asked.
   if (part.defined.none() || (grads.size() == 1 && !is_asked_for(*this))) return variable_list(parts_->grad_of.size());
   if (std::exchange(cut_in_, -1) == torch::autograd::get_current_graph_task_id()) part.cut = cut_;
-  return run(part, std::move(grads), torch::autograd::get_current_graph_task_keep_graph());
+  given = part.defined - zeros;
+  variable_list out = run(part, std::move(grads), torch::autograd::get_current_graph_task_keep_graph());
+  for (size_t i = 0; zeros.any() && i < parts_->grad_of.size(); ++i)
+    if (!parts_->reached_from[i].intersects(given) && !parts_->zeros_from[i].intersects(zeros)) out[i].reset();
+  return out;
 }
 
 variable_list CompiledBackward::contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad) {
@@ -337,8 +351,8 @@ class ResultBackward : public torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     variable_list out(num_outputs());
     auto& common = static_cast<CompiledBackward&>(*next_edge(0).function);
+    if (is_asked_for(*this)) out[0] = grads[0].defined() ? grads[0] : common.zeros_for(tangent_);
     if (!grads[0].defined()) return out;
-    if (is_asked_for(*this)) out[0] = grads[0];
     joint::TangentSet cut(others_.size());
     for_each_other([&](size_t edge, size_t k) { cut[k] = observed(*next_edge(edge).function); });
     if (cut.none()) return out;

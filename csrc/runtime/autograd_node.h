@@ -28,7 +28,7 @@ class CompiledBackward : public torch::autograd::Node {
 
  public:
   explicit CompiledBackward(std::shared_ptr<CompiledParts> parts)
-      : parts_(std::move(parts)), used_up_(parts_->tangent_of.size()) {}
+      : parts_(std::move(parts)), zeros_(parts_->no_tangents()), used_up_(parts_->no_tangents()) {}
   std::string name() const override { return "CompiledBackward"; }
   void release_variables() override;
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override;
@@ -44,6 +44,9 @@ class CompiledBackward : public torch::autograd::Node {
   /// What the gradient `grad` of tangent `of` contributes to the gradients of the results in `cut`, in order. The
   /// backward that runs takes those as the whole gradients then.
   torch::autograd::variable_list contributions(size_t of, const joint::TangentSet& cut, const at::Tensor& grad);
+  /// Where a backward arrives at the result of `tangent` with no gradient: zeros if a custom function makes some of it,
+  /// which the next backward pass takes for that; else undefined.
+  at::Tensor zeros_for(size_t tangent);
   /// Whether a gradient of `tangent` contributes to output `i`.
   bool reached(size_t i, size_t tangent) const { return parts_->reached_from[i].test(tangent); }
 
@@ -51,7 +54,8 @@ class CompiledBackward : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
  private:
-  torch::autograd::variable_list gradients(torch::autograd::variable_list&& grads);
+  /// `given`: gets the tangents whose gradients there were.
+  torch::autograd::variable_list gradients(torch::autograd::variable_list&& grads, joint::TangentSet& given);
   using WeakNode = c10::weak_intrusive_ptr<torch::autograd::Node>;
   static void refuse_hooks(const at::Tensor& again, const WeakNode& result);
   at::Tensor copy_of_input(size_t i);
@@ -68,6 +72,7 @@ class CompiledBackward : public torch::autograd::Node {
   std::vector<at::Tensor> inputs_;
   std::vector<uint32_t> versions_;            // of inputs_ at the call
   std::optional<GeneratorState> drawn_from_;  // the generator before the call, if it draws
+  joint::TangentSet zeros_;                   // of the next backward pass: the tangents that zeros_for() gave
   joint::TangentSet used_up_;                 // outputs that cannot be differentiated again, by tangent
   std::vector<WeakNode> results_;             // grad_fn of each of several results, by tangent
   int cut_in_ = -1;                           // the engine's task in which `cut_` holds

@@ -40,8 +40,8 @@ struct CompiledParts {
   /// By what is saved: the tangents whose gradients read it. By tangent: which ones a backward of it uses up, and to
   /// whose results' gradients it contributes.
   std::vector<joint::TangentSet> readers_of_saved, uses_up, contributes_to;
-  /// By gradient of grad_of: the tangents that reach it.
-  std::vector<joint::TangentSet> reached_from;
+  /// By gradient of grad_of: the tangents that reach it, and those for which it is zeros if they are missing.
+  std::vector<joint::TangentSet> reached_from, zeros_from;
   /// Tangents in the order in which the program computes their results, those that one contributes to before it.
   std::vector<size_t> in_order;
   /// A forward output whose graph was freed, and what it is computed from, by position: inputs, forward outputs that

@@ -70,12 +70,13 @@ class Withdrawal {
 
 }  // namespace
 
-TakenEdges take_silent_edges(torch::autograd::edge_list& edges, const torch::autograd::variable_list& gradients) {
+TakenEdges take_silent_edges(torch::autograd::edge_list& edges, const torch::autograd::variable_list& gradients,
+                             c10::function_ref<bool(size_t)> passes) {
   TakenEdges taken;
   GraphTask* task = nullptr;
   std::unique_lock<std::mutex> lock;
   for (size_t i = 0; i < edges.size() && i < gradients.size(); ++i) {
-    if (gradients[i].defined() || !edges[i].is_valid()) continue;
+    if (gradients[i].defined() || !edges[i].is_valid() || passes(i)) continue;
     if (!task) {
       task = current_task();
       if (!task) break;

@@ -13,6 +13,8 @@ import torch
 
 from kiln import _C, backends, compiled_autograd, exc, module
 
+# The code of what torch.compile makes of a function.
+TORCH_WRAPPER = "_TorchDynamoContext.__call__.<locals>.compile_wrapper"
 # What each mode changes in the option table. Kernels are chosen by measurement in every mode, so there is little to change.
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -202,8 +204,12 @@ def adapt(f: Any) -> Callable[..., Any]:
 
 
 def original(f: Any) -> Any:
-    """What a compiled callable was made of; other callables as they are."""
-    return f._kiln_wrapped if is_compiled(f) else f
+    """What a compiled callable was made of, by kiln or by torch.compile; other callables as they are."""
+    if is_compiled(f):
+        return f._kiln_wrapped
+    if isinstance(f, types.FunctionType) and f.__code__.co_qualname == TORCH_WRAPPER:
+        return getattr(f, "_torchdynamo_orig_callable", f)
+    return f
 
 
 def is_compiled(f: Any) -> bool:

@@ -474,3 +474,27 @@ def test_a_guard_does_not_unpack_what_a_checkpoint_saved():
         x, y = torch.tensor(1.0, requires_grad=True), torch.tensor(2.0)
         assert compiled(x, y) == (True, True)
         assert x.grad == 2
+
+
+def test_a_dict_that_makes_modules_is_no_side_effect():
+    class Makes(dict):
+        def __getitem__(self, key):
+            return super().__getitem__(key)()
+
+    activations = Makes(silu=nn.SiLU)
+
+    def f(x):
+        return checkpoint(lambda y: activations["silu"](y) * 2, x, use_reentrant=False)
+
+    x = X.clone().requires_grad_()
+    assert breaks(f, x) == 0
+    check(f, x)
+
+    def counts(x):
+        def inside(y):
+            activations.used = getattr(activations, "used", 0) + 1
+            return activations["silu"](y)
+
+        return checkpoint(inside, x, use_reentrant=False)
+
+    assert breaks(counts, x) > 0

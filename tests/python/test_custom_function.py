@@ -735,3 +735,79 @@ def test_apply_is_compiled_itself():
         compiled(given).sum().backward()
         Square.apply(expected).sum().backward()
         assert_same(given.grad, expected.grad)
+
+
+class Added(torch.autograd.Function):
+    """Gives the second argument no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Eighths(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x * 8)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 8
+
+
+class Silent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None if grad is None else grad * 2
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_zeros_for_a_gradient_that_is_missing_behind_a_break(breaks, several):
+    """Eager calls the backward of a custom function with zeros where a later one gave None."""
+
+    def f(a, b, c):
+        y, z = Eighths.apply(b * 3) * c, b * 2
+        if breaks:
+            kiln.graph_break()
+        return (Added.apply(a * 2, y) * (z if several else 1)).sum()
+
+    found = []
+    for function in (f, kiln.compile(f)):
+        inputs = [torch.arange(3.0) + i for i in range(3)]
+        for t in inputs:
+            t.requires_grad_()
+        function(*inputs).backward()
+        found.append([t.grad for t in inputs])
+    assert found[0][2] is None and found[0][1] is not None
+    assert_same(*found)
+
+
+def test_none_for_a_gradient_that_is_missing_behind_a_break():
+    def f(a, b):
+        y, unused = b.sin(), Eighths.apply(b * 2)
+        kiln.graph_break()
+        return Added.apply(a * 2, y).sum(), unused
+
+    def silent(a, b):
+        y = Silent.apply(b)
+        kiln.graph_break()
+        return Added.apply(a * 2, y).sum(), None
+
+    for function in (f, silent):
+        found = []
+        for run in (function, kiln.compile(function)):
+            a, b = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
+            run(a, b)[0].backward()
+            found.append((a.grad, b.grad))
+        assert found[0][1] is None
+        assert_same(*found)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import threading
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -716,3 +717,21 @@ def test_functions_under_torch_compiler_disable_run_in_eager():
     assert explained.graph_count == 2 and explained.graph_break_count == 1
     with pytest.raises(kiln.exc.GraphBreakError, match="kept_from_compilers, which is under torch.compiler.disable"):
         kiln.compile(f, fullgraph=True)(torch.ones(2))
+
+
+def test_a_lock_around_a_part():
+    """What ends the block is a bound method of C's, made anew in each call."""
+    lock = threading.Lock()
+
+    def f(x):
+        with lock:
+            y = x * 2
+        return y + 1
+
+    compiled = kiln.compile(f)
+    for n in range(4):
+        x = torch.ones(3) * n
+        with kiln.explanation.recording() as seen:
+            assert_same(compiled(x), x * 2 + 1)
+        assert not lock.locked()
+        assert len(seen.entries) == (3 if n == 0 else 0)

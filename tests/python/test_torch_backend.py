@@ -217,3 +217,31 @@ def test_frames_are_handed_on_once():
     """After an error torch.compile stays the evaluator of frames, and puts itself above kiln's a second time."""
     done = subprocess.run([sys.executable, "-c", AFTER_AN_ERROR], capture_output=True, text=True, timeout=120)
     assert done.stdout == "6.0 9.0\n", done
+
+
+def test_compiling_what_torch_compile_compiled():
+    def f(x):
+        return x.sin() + 1
+
+    class Methods:
+        def double(self, x):
+            return x * 2
+
+    class Parent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.child = torch.compile(torch.nn.Linear(3, 3), backend="eager")
+
+        def forward(self, x):
+            return self.child(x).relu()
+
+    parent = Parent()
+    x = torch.linspace(-1, 1, 3)
+    for compiled, expected in (
+        (kiln.compile(torch.compile(f), fullgraph=True), f(x)),
+        (kiln.compile(torch.compile(Methods().double), fullgraph=True), x * 2),
+        (kiln.compile(parent, fullgraph=True), parent.child._orig_mod(x).relu()),
+        (kiln.compile(parent.child), parent.child._orig_mod(x)),
+    ):
+        for _ in range(4):
+            assert_same(compiled(x), expected)

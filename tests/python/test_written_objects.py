@@ -671,3 +671,59 @@ def test_what_looks_into_a_dict_of_lists(use):
         ):
             change()
             assert repr(compiled(X)[1]) == repr(use(d))
+
+
+KEPT = {
+    "tensor": lambda x, y: y,
+    "size": lambda x, y: x.shape[0],
+    "tuple": lambda x, y: (y, x.shape[1]),
+    "number": lambda x, y: y.mean().item(),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_a_module_keeps_of_a_call_is_not_guarded_if_nobody_reads_it(kept):
+    keep = KEPT[kept]
+
+    class Keeps(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = None
+
+        def forward(self, x):
+            y = x * 2
+            self.last = keep(x, y)
+            return y
+
+    net = Keeps()
+    compiled = kiln.compile(net, fullgraph=True)
+    for shape in [(2, 4)] * 3 + [(3, 5)] * 2 + [(n, n + 1) for n in range(4, 12)]:
+        x = torch.rand(shape)
+        assert_same(compiled(x), x * 2)
+        assert_same(net.last, keep(x, x * 2))
+    assert len(compiled._kiln_entry._entries) <= 2  # for the first sizes, and for open ones
+
+
+def test_tensors_that_a_module_takes_for_parameters_and_buffers():
+    class Registers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("state", torch.zeros(3))
+
+        def forward(self, x, new):
+            self.state = x * 2
+            self.more = new
+            return self.state + 1
+
+    found = []
+    for compile in (lambda f: f, kiln.compile):
+        net = Registers()
+        run = compile(net)
+        for new in (torch.ones(3), torch.nn.Buffer(torch.ones(3)), torch.nn.Parameter(torch.ones(3))):
+            try:
+                found.append(
+                    (run(torch.ones(3), new), sorted(net.state_dict()), [n for n, _ in net.named_parameters()])
+                )
+            except (TypeError, KeyError) as e:
+                found.append(str(e))
+    assert_same(found[:3], found[3:])

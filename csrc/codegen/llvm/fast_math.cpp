@@ -44,14 +44,16 @@ llvm::Value* Emitter::exp_f32(Value* x) {
   Type* t = x->getType();
   const auto f = [&](double v) { return fconst(t, v); };
   // Beyond these the result is 0 or infinity in any case; NaN passes both selects.
-  Value* low = b_.CreateSelect(b_.CreateFCmpOLT(x, f(-104.0)), f(-104.0), x);
+  Value* is_zero = b_.CreateFCmpOLT(x, f(-104.0));
+  Value* low = b_.CreateSelect(is_zero, f(-104.0), x);
   Value* in = b_.CreateSelect(b_.CreateFCmpOGT(low, f(89.0)), f(89.0), low);
   Value* n = b_.CreateUnaryIntrinsic(llvm::Intrinsic::roundeven, b_.CreateFMul(in, f(1.44269504088896341)));
   Value* r = fma(n, f(-0.693359375), in);
   r = fma(n, f(2.12194440054690583e-4), r);
   Value* p = polynomial(r, {1.98756915e-4, 1.39819995e-3, 8.33345272e-3, 4.16657962e-2, 1.66666657e-1, 5.00000000e-1});
   p = fma(p, b_.CreateFMul(r, r), r);
-  p = b_.CreateFAdd(p, f(1.0));
+  // An underflow to zero costs as much as twenty results, and masks ask for many.
+  p = b_.CreateSelect(is_zero, f(0.0), b_.CreateFAdd(p, f(1.0)));
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(t);
   if (vector && vector->getNumElements() == 16 && host_simd_bits() >= 512) {  // one instruction for p * 2^n
     constexpr int kNoRoundingOverride = 4;

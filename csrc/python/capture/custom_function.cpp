@@ -227,7 +227,11 @@ bool Machine::has_effects_since(const Moment& f) {
     std::vector<const void*> before;
     for (Py_ssize_t j = 0; j < PyList_GET_SIZE(k.snapshot.get()); ++j)
       before.push_back(PyList_GET_ITEM(k.snapshot.get(), j));
-    if (k.attributes || contents_now(k) != before) return true;
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (k.attributes && PyDict_Next(k.attributes.get(), &at, &name, &value))
+      before.insert(before.end(), {name, value});
+    if (contents_now(k) != before) return true;
   }
   return false;
 }

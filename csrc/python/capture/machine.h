@@ -147,6 +147,9 @@ class Machine {
   }
 
   /// Registers a C method that existed already bound (random.random): rebuilding it would lose its object.
+  /// A bound method of a C object that lies on the stack at a break (a lock's __exit__) is made anew in each call:
+  /// guards tell its object and its name. False if it is none, or with an error.
+  bool guard_method_on_stack(PyObject* o, const SourcePtr& source);
   void remember_bound(PyObject* o, const SourcePtr& source);
   /// Registers a module, type or function that is reached without a path (by import).
   void remember_constant(PyObject* o);
@@ -204,6 +207,8 @@ class Machine {
   PyObject* load_type_attr(PyObject* type, Known* k, PyObject* name, bool missing_ok);
   PyObject* load_nn_module_attr(PyObject* o, Known* k, PyObject* name, bool missing_ok);
   bool is_plain_module_write(PyObject* o, PyObject* name, PyObject* value);
+  /// Whether it is a tensor of no class of its own that nothing says more of.
+  bool is_plain_tensor(PyObject* o);
   PyObject* load_tensor_attr(PyObject* o, PyObject* name, bool missing_ok);
   bool store_tensor_attr(PyObject* o, PyObject* name, PyObject* value);  // tensors.cpp
   PyObject* load_grad(PyObject* o);                                      // tensors.cpp

@@ -296,7 +296,8 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
       return Py_NewRef(o);
     case Class::Singleton:
     case Class::Type:
-      guard_constant(source, o);
+      if (!guard_method_on_stack(o, source)) guard_constant(source, o);
+      if (PyErr_Occurred()) return nullptr;
       remember_bound(o, source);
       return Py_NewRef(o);
     case Class::Tuple:
@@ -312,6 +313,20 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
   PyObject* s = stand_in(o, source);
   if (s && !observe(s)) Py_CLEAR(s);
   return s;
+}
+
+bool Machine::guard_method_on_stack(PyObject* o, const SourcePtr& source) {
+  if (!options.resumes || source->kind != SK::Local || !PyCFunction_CheckExact(o)) return false;
+  PyObject* const self = PyCFunction_GET_SELF(o);
+  if (!self || PyModule_Check(self) || PyType_Check(self) || classify(self) != Class::Instance) return false;
+  static PyObject *const of = PyUnicode_InternFromString("__self__"), *const name =
+                                                                          PyUnicode_InternFromString("__name__");
+  guard(GK::Type, source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
+  const py::Ref called = py::Ref::steal(PyObject_GetAttr(o, name));
+  const py::Ref seen = py::Ref::steal(called ? see(self, child(SK::Attr, source, of)) : nullptr);
+  if (!seen) return false;
+  guard_constant(child(SK::Attr, source, name), called.get());
+  return true;
 }
 
 void Machine::remember_bound(PyObject* o, const SourcePtr& source) {

@@ -65,27 +65,31 @@ PyObject* Machine::call_python_special(py311::Frame* frame, bool* handled) {
     if (peer == PeerCode::Marker) return Py_NewRef(Py_None);
     if (peer == PeerCode::Other)
       return graph_break("call-that-breaks", std::string("a call of ") + PyUnicode_AsUTF8(code->co_qualname));
-    PyObject* fn = nullptr;
+    py::Ref fn;
     PyObject* closure = frame->f_func->func_closure;
     for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i) {
       const char* name = py311::local_name(code, code->co_nlocalsplus - code->co_nfreevars + static_cast<int>(i));
       for (const char* wrapped : {"fn", "func", "init", "setstate", "traceable_fn"})
-        if (strcmp(name, wrapped) == 0) fn = PyCell_GET(PyTuple_GET_ITEM(closure, i));
+        if (strcmp(name, wrapped) == 0) fn = py::Ref::steal(load_cell(PyTuple_GET_ITEM(closure, i), nullptr));
     }
+    if (PyErr_Occurred()) return nullptr;
     if (!fn) return graph_break("call-that-breaks", "a wrapper of an unknown kind");
-    if (peer == PeerCode::Disabled && !is_of_torch(fn))
-      return graph_break("call-that-breaks", "a call of " + describe(fn) + ", which is under torch.compiler.disable");
+    if (peer == PeerCode::Disabled && !is_of_torch(fn.get()))
+      return graph_break("call-that-breaks",
+                         "a call of " + describe(fn.get()) + ", which is under torch.compiler.disable");
     int rest = 0;
     std::vector<PyObject*> given = positional_arguments(frame, &rest);
+    py::Ref wrapped_step;
     if (peer == PeerCode::StepWrapper) {
       static PyObject* step = PyObject_GetAttrString(polyfills(), "optimizer_step");
-      given.insert(given.begin(), std::exchange(fn, step));
+      wrapped_step = std::exchange(fn, py::Ref::borrow(step));
+      given.insert(given.begin(), wrapped_step.get());
     }
     py::Ref args = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
     for (size_t i = 0; args && i < given.size(); ++i)
       PyTuple_SET_ITEM(args.get(), static_cast<Py_ssize_t>(i), Py_NewRef(given[i]));
     PyObject* kwargs = code->co_flags & CO_VARKEYWORDS ? frame->localsplus[rest] : nullptr;
-    return args ? call_ex(fn, args.get(), kwargs) : nullptr;
+    return args ? call_ex(fn.get(), args.get(), kwargs) : nullptr;
   }
   *handled = true;
   switch (policy) {
@@ -137,7 +141,8 @@ Machine::PeerCode Machine::peer_code(PyCodeObject* code) {
     for (const char* wrapper :
          {"_TorchDynamoContext.__call__.<locals>.compile_wrapper", "wrap_dunder_call_ctx_manager.<locals>.inner",
           "install_generation_tagging_init.<locals>.patched_init",
-          "install_generation_tagging_init.<locals>.patched_setstate", "nonstrict_trace.<locals>.wrapped"})
+          "install_generation_tagging_init.<locals>.patched_setstate", "nonstrict_trace.<locals>.wrapped",
+          "wrap_inline.<locals>.inner"})
       if (name == wrapper) kind = PeerCode::Wrapper;
     if (name == "DisableContext.__call__.<locals>._fn") kind = PeerCode::Disabled;
     if (name == "OptimizedModule.__getattr__") kind = PeerCode::None;

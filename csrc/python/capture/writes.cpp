@@ -194,9 +194,20 @@ bool Machine::store_attr(PyObject* o, PyObject* name, PyObject* value) {
   return false;
 }
 
+bool Machine::is_plain_tensor(PyObject* o) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(o)) != names().tensor_type || overlays.contains(o)) return false;
+  const Known* k = find(o);
+  for (PyObject* t : {o, k ? k->real.get() : o})  // an attribute may make it a parameter or a buffer
+    if (PyObject** const dict = _PyObject_GetDictPtr(t); dict && *dict && PyDict_GET_SIZE(*dict) > 0) return false;
+  return true;
+}
+
 bool Machine::is_plain_module_write(PyObject* o, PyObject* name, PyObject* value) {
   // nn.Module.__setattr__ ends in object.__setattr__ for plain values under names that no store holds.
-  if (!is_constant(value) && classify(value) != Class::List && classify(value) != Class::Dict) return false;
+  const Class c = classify(value);
+  const bool plain = is_constant(value) || is_number(value) || is_open_number(value) || is_text(value) ||
+                     c == Class::List || c == Class::Dict || c == Class::Tuple || is_plain_tensor(value);
+  if (!plain) return false;
   o = dict_owner(o);
   PyObject** slot = _PyObject_GetDictPtr(o);
   PyObject* dict = slot ? *slot : nullptr;

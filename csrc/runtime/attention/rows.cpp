@@ -44,6 +44,10 @@ struct Unit {
   KILN_STEP Vector subtract_product(Vector a, Vector b, Vector c) { return _mm512_fnmadd_ps(b, c, a); }
   KILN_STEP Vector nearest(Vector x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   KILN_STEP Vector times_power(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }
+  /// `y`, or 0 where x is below the limit.
+  KILN_STEP Vector zero_below(Vector limit, Vector x, Vector y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
+  }
 };
 #include "runtime/attention/rows.inc"
 #undef KILN_UNIT
@@ -94,6 +98,9 @@ struct Unit {
     // In two factors, as n goes down to -150. NaN has any n, and stays NaN.
     const __m256i k = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(k, 1);
     return x * power(half) * power(_mm256_sub_epi32(k, half));
+  }
+  KILN_STEP Vector zero_below(Vector limit, Vector x, Vector y) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y);
   }
 
  private:
