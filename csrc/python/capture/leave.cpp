@@ -437,7 +437,8 @@ void Machine::leave(Exit& exit, const std::function<void(Leaver&)>& fill) {
 void Machine::finish() {
   result.sizes = trace.sizes;
   // What was decided by an input's data is a condition on it, though nothing may be computed of it.
-  if (trace.num_nodes == 0 && branches_.numbers.empty() && branches_.values.empty()) {
+  const bool delivers = trace.sizes && trace.sizes->any_open() && !trace.sizes->outputs().empty();
+  if (trace.num_nodes == 0 && branches_.numbers.empty() && branches_.values.empty() && !delivers) {
     result.inputs.clear();
     result.example_inputs.clear();
     return;

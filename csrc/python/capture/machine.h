@@ -350,6 +350,9 @@ class Machine {
   /// Whether the int `o` found at `source` is open: its value was needed where a number of the graph stood for it.
   bool opens_int(PyObject* o, const SourcePtr& source) const;
   PyObject* open_int(PyObject* o, const SourcePtr& source);
+  /// A torch.Size of which other ones were found at the same place: with open ints for what changes. Null without an
+  /// error if nothing does.
+  PyObject* changing_shape(PyObject* o, const SourcePtr& source);
   /// The answer to what asks a tensor for open sizes; null without an error if `target` is no such.
   PyObject* ask_size(PyObject* target, PyObject* const* args, size_t n, PyObject* kwnames);
   /// After a call that recorded the nodes behind the first `nodes_before` and gave `r` (null: raised): conditions on

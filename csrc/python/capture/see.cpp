@@ -292,6 +292,8 @@ PyObject* Machine::see(PyObject* o, const SourcePtr& source) {
   switch (c) {
     case Class::Constant:
       if (is_changing(o, source)) return number_for(o, source);
+      if (Py_IS_TYPE(o, &THPSizeType))
+        if (PyObject* sizes = changing_shape(o, source); sizes || PyErr_Occurred()) return sizes;
       guard_constant(source, o);
       return Py_NewRef(o);
     case Class::Singleton:

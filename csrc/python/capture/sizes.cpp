@@ -364,13 +364,14 @@ bool takes_sizes(std::string_view name) {
       "tril_", "triu_", "kthvalue", "affine_grid_generator", "slice_scatter", "select_scatter", "narrow_copy",
       "empty_strided", "new_empty_strided", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
       "replication_pad1d", "replication_pad2d", "replication_pad3d", "upsample_nearest3d", "_upsample_bilinear2d_aa",
-      "_upsample_bicubic2d_aa", "repeat_interleave",
+      "_upsample_bicubic2d_aa", "repeat_interleave", "cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d",
       // As numbers (Trace::size_behind).
       "add", "sub", "mul", "div", "true_divide", "divide", "multiply", "subtract", "rsub", "eq", "ne", "lt", "le", "gt",
-      "ge", "where", "clamp", "clamp_min", "clamp_max", "masked_fill", "masked_fill_", "fill_", "floor_divide",
-      "remainder", "pow", "add_", "sub_", "mul_", "div_", "truediv", "floordiv", "mod", "iadd", "isub", "imul",
-      "itruediv", "getitem", "setitem", "__pow__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
-      "__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__getitem__"};
+      "ge", "where", "clamp", "clamp_min", "clamp_max", "clamp_", "clamp_min_", "clamp_max_", "masked_fill",
+      "masked_fill_", "fill_", "floor_divide", "remainder", "pow", "add_", "sub_", "mul_", "div_", "truediv",
+      "floordiv", "mod", "iadd", "isub", "imul", "itruediv", "getitem", "setitem", "__pow__", "__add__", "__radd__",
+      "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__",
+      "__getitem__"};
   return names->contains(name);
 }
 
@@ -432,6 +433,51 @@ int count_slices(PyObject* index) {
   for (Py_ssize_t i = 0; PyTuple_Check(index) && i < PyTuple_GET_SIZE(index); ++i)
     n += PySlice_Check(PyTuple_GET_ITEM(index, i)) ? count_slices(PyTuple_GET_ITEM(index, i)) : 0;
   return n;
+}
+
+/// An end of a slice, or nothing if it is none; false if only the program's code knows it.
+bool end_of_slice(PyObject* o, std::optional<int64_t>* end) {
+  end->reset();
+  if (o == Py_None) return true;
+  if (!PyLong_CheckExact(o)) return false;
+  int overflow = 0;
+  *end = PyLong_AsLongLongAndOverflow(o, &overflow);
+  return overflow == 0;
+}
+
+/// Says that the slices of `index` that select all of their dimensions of `t` do. False if that is not all that the
+/// sizes of `t`, whose value is `v`, decide, or if there are others than `left` of them.
+bool note_whole_slices(aten::Sizes& sizes, graph::Value v, const at::Tensor& t, PyObject* index, int left) {
+  const py::Ref items = PyTuple_Check(index) ? py::Ref::borrow(index) : py::Ref::steal(PyTuple_Pack(1, index));
+  const Py_ssize_t n = PyTuple_GET_SIZE(items.get());
+  int64_t named = 0, dim = 0;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* const o = PyTuple_GET_ITEM(items.get(), i);
+    if (!PySlice_Check(o) && !PyLong_CheckExact(o) && o != Py_None && o != Py_Ellipsis) return false;
+    named += PySlice_Check(o) || PyLong_CheckExact(o);
+  }
+  std::vector<aten::Sizes::Expr> not_positive;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* const o = PyTuple_GET_ITEM(items.get(), i);
+    if (o == Py_Ellipsis) dim += t.dim() - named;
+    if (o == Py_Ellipsis || o == Py_None) continue;
+    const int64_t d = dim++;
+    if (count_slices(o) == 0) continue;
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    std::optional<int64_t> start, stop, step;
+    if (!end_of_slice(s->start, &start) || !end_of_slice(s->stop, &stop) || !end_of_slice(s->step, &step)) return false;
+    const int64_t size = t.size(d);
+    if (size == 0) return false;
+    const bool whole = step.value_or(1) == 1 && start.value_or(0) <= 0 &&
+                       (start.value_or(0) == 0 || size + *start <= 0) && stop.value_or(size) >= size;
+    if (!whole) continue;
+    --left;
+    if (start.value_or(0) < 0) not_positive.push_back(sizes.size(v, d, size) + aten::Sizes::Expr(*start));
+    if (stop) not_positive.push_back(sizes.size(v, d, size) - aten::Sizes::Expr(*stop));
+  }
+  if (left != 0) return false;
+  for (const auto& e : not_positive) sizes.decide(e, aten::Sizes::Relation::LessEqual);
+  return true;
 }
 }  // namespace
 
@@ -569,6 +615,30 @@ PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
     if (of_numpy && size) number_sources[size.get()] = source;
   }
   return size ? size.new_ref() : nullptr;
+}
+
+PyObject* Machine::changing_shape(PyObject* o, const SourcePtr& source) {
+  const Py_ssize_t n = PyTuple_GET_SIZE(o);
+  if (!trace.sizes || !options.open_ints || !options.changing_numbers) return nullptr;
+  const auto changes = [&](Py_ssize_t i) {
+    return guards::is_small_int(PyTuple_GET_ITEM(o, i)) &&
+           options.changing_numbers->contains(guards::list_item(source, i)->text());
+  };
+  bool any = false;
+  for (Py_ssize_t i = 0; i < n; ++i) any |= changes(i);
+  if (!any) return nullptr;
+  guard(Guard::Kind::Type, source, reinterpret_cast<PyObject*>(Py_TYPE(o)), py311::type_version(Py_TYPE(o)));
+  guard(Guard::Kind::Length, source, nullptr, static_cast<uint64_t>(n));
+  const py::Ref sizes = py::Ref::steal(PyTuple_New(n));
+  for (Py_ssize_t i = 0; sizes && i < n; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(o, i);
+    const SourcePtr at = child(guards::Source::Kind::ListItem, source, nullptr, i);
+    if (!changes(i)) guard_constant(at, item);
+    item = changes(i) ? open_int(item, at) : Py_NewRef(item);
+    if (!item) return nullptr;
+    PyTuple_SET_ITEM(sizes.get(), i, item);
+  }
+  return sizes ? PyObject_CallOneArg(names().size_type, sizes.get()) : nullptr;
 }
 
 bool Machine::computed_of_numpy(const symbolic::Number& n) const {
@@ -720,7 +790,9 @@ void Machine::note_sizes_told(PyObject* target, PyObject* const* args, size_t n,
       left -= (*it)->op == slice;
       shapes |= name == "setitem" && ((*it)->op == view || (*it)->op == expand);
     }
-    told = shapes || left > 0;
+    const graph::Value v = left > 0 && !shapes ? open_value(args[0]) : graph::Value();
+    told =
+        shapes || (left > 0 && !(v && note_whole_slices(*trace.sizes, v, THPVariable_Unpack(args[0]), args[1], left)));
   }
   if (!told) return;
   const std::function<void(PyObject*, int)> note = [&](PyObject* o, int depth) {

@@ -1,6 +1,7 @@
 #include "python/guards/tree.h"
 
 #include <ATen/EmptyTensor.h>
+#include <torch/csrc/Size.h>
 
 #include <algorithm>
 
@@ -491,7 +492,8 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
       if (!value || holds(g, value, nullptr)) continue;
       PyObject* expected = guards_[g].kind == Guard::Kind::Equals ? guards_[g].object.get() : nullptr;
       if (expected && differ(expected, value)) changed.push_back({Change::Kind::Number, n.source});
-      if (expected && PyTuple_CheckExact(expected) && PyTuple_CheckExact(value) && Py_SIZE(expected) == Py_SIZE(value))
+      const auto is_tuple = [](PyObject* o) { return PyTuple_CheckExact(o) || Py_IS_TYPE(o, &THPSizeType); };
+      if (expected && is_tuple(expected) && is_tuple(value) && Py_SIZE(expected) == Py_SIZE(value))
         for (Py_ssize_t i = 0; i < Py_SIZE(value); ++i)
           if (differ(PyTuple_GET_ITEM(expected, i), PyTuple_GET_ITEM(value, i)))
             changed.push_back({Change::Kind::Number, list_item(n.source, i)});

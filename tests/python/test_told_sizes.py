@@ -1,0 +1,69 @@
+"""Sizes that are told by slices, bounds of operators, and shapes that live across a graph break: open where eager takes any."""
+
+import pytest
+import torch
+
+import kiln
+from kiln.testing import CompileCounter, assert_same
+
+
+def test_slices_that_select_all():
+    def f(x):
+        y = x * 2
+        return torch.cat([torch.zeros_like(y[:, :1]), y[..., -8:], y[:, 0:64, None, :3].flatten(1, 2)], 2)
+
+    counter = CompileCounter()
+    compiled = kiln.compile(f, backend=counter)
+    for n in (2, 3, 4, 5, 6):
+        x = torch.randn(n, 1, 4)
+        assert_same(compiled(x), f(x))
+    assert counter.frame_count == 2
+
+    def truncate(x):
+        return x[:, :6] * 2, x[:, -6:] + 1
+
+    compiled = kiln.compile(truncate)
+    for n in (2, 3, 5, 6, 7, 8, 4, 9, 1):
+        x = torch.randn(2, n)
+        assert_same(compiled(x), truncate(x))
+    assert len(compiled._entries) <= 5
+
+
+def test_sizes_as_bounds_and_as_the_index_that_is_ignored():
+    def f(x, target):
+        n = x.size(1)
+        clamped = target + 1
+        clamped.clamp_(0, n)
+        return torch.nn.functional.cross_entropy(x, clamped, ignore_index=n), clamped
+
+    compiled = kiln.compile(f)
+    for n in (12, 13, 14, 15, 16):
+        x, target = torch.randn(4, n), torch.tensor([0, 40, n - 2, n - 1])
+        assert_same(compiled(x, target), f(x, target))
+    assert len(compiled._entries) == 2
+
+
+SHAPES = {
+    "size": lambda x: x.size(),
+    "sliced": lambda x: x.shape[:-1],
+    "number": lambda x: (16 - x.shape[1] % 16, x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_that_live_across_a_break(shape):
+    """The part before it computes nothing but sizes; behind it they are what another call's are not."""
+    take = SHAPES[shape]
+
+    def f(x):
+        sizes = take(x)
+        kiln.graph_break()
+        return x.sum() + torch.ones(sizes), sizes
+
+    compiled = kiln.compile(f)
+    for i, (n, m) in enumerate([(2, 6), (3, 8), (4, 10), (5, 12), (6, 14), (7, 8)]):
+        x = torch.randn(n, m)
+        with kiln.explanation.recording() as seen:
+            assert_same(compiled(x), f(x))
+        assert type(compiled(x)[1]) is type(take(x))
+        assert i < 2 or seen.entries == []
