@@ -592,7 +592,7 @@ def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_
 
 def item_dtypes(data):
     """The dtypes that torch.tensor infers from the elements of a list of lists; None for what is no number."""
-    if type(data) in (list, tuple):
+    if type(data) in (list, tuple, torch.Size):
         return [dtype for item in data for dtype in item_dtypes(item)]
     if isinstance(data, torch.Tensor):
         return [data.dtype if data.dim() == 0 else None]
@@ -601,7 +601,7 @@ def item_dtypes(data):
 
 def stacked(data, dtype, device):
     """The tensor, without history, of a list of lists of numbers and of tensors of one element."""
-    if type(data) in (list, tuple):
+    if type(data) in (list, tuple, torch.Size):
         return torch.stack([stacked(item, dtype, device) for item in data])
     if not isinstance(data, torch.Tensor):
         return torch.as_tensor(data, dtype=dtype, device=device)

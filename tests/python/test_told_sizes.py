@@ -67,3 +67,26 @@ def test_shapes_that_live_across_a_break(shape):
             assert_same(compiled(x), f(x))
         assert type(compiled(x)[1]) is type(take(x))
         assert i < 2 or seen.entries == []
+
+
+LISTS = {
+    "a shape": lambda x: torch.as_tensor(x.shape[1:], dtype=torch.long),
+    "a list of shapes": lambda x: torch.as_tensor([x.shape[1:], (x.size(0),)]),
+    "tensors": lambda x: torch.as_tensor([((x[:, 0] > 0).sum(), x.shape[1]), (2, 3)], dtype=torch.long),
+    "tensors of two dtypes": lambda x: torch.as_tensor((x.sum(), (x > 0).sum())),
+    "tensor() of a shape": lambda x: torch.tensor([x.shape, x.shape]),
+}
+
+
+@pytest.mark.parametrize("made", LISTS)
+def test_tensors_of_lists_of_sizes_and_tensors(made):
+    make = LISTS[made]
+
+    def f(x):
+        return make(x), x + make(x).sum()
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for n in (12, 13, 14, 15):
+        x = torch.randn(n, n + 1)
+        assert_same(compiled(x), f(x))
+    assert len(compiled._entries) == 2

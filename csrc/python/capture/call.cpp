@@ -53,9 +53,11 @@ bool takes_factor(PyObject* callable, PyObject* kwnames) {
   return PyUnicode_CompareWithASCIIString(keyword, "value") == 0 && any({"addcmul", "addcmul_", "addcdiv", "addcdiv_"});
 }
 
-/// Whether it is a list, or a tuple, of numbers of Python's, those of the graph among them, or of such lists.
+/// Whether it is a list, or a tuple, of tensors and numbers of Python's, those of the graph among them, or of such
+/// lists.
 bool holds_numbers(Machine& m, PyObject* o) {
   return !any_within(o, [&](PyObject* i) {
+    if (py::is_tensor(i)) return false;
     if (m.is_open_number(i)) return is_of_numpy(i);
     PyObject* const type = m.is_number(i) ? m.class_of_number(i) : reinterpret_cast<PyObject*>(Py_TYPE(i));
     return type != reinterpret_cast<PyObject*>(&PyLong_Type) && type != reinterpret_cast<PyObject*>(&PyFloat_Type);

@@ -368,11 +368,13 @@ PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, s
   for (size_t i = unbound ? 1 : 0; i < all; ++i) fake = fake || has_fake(args[i]);
   auto native = [&] { return PyObject_Vectorcall(callable, args, nargsf, kwnames); };
   if (fake) {
-    // as_tensor of a tensor is that tensor, or a conversion; tensor() and new_tensor() copy.
-    if (strcmp(name, "tensor") == 0 || strcmp(name, "new_tensor") == 0) {
+    // as_tensor of a tensor is that tensor, or a conversion; of a list it copies, as tensor() and new_tensor() do.
+    const bool of_list =
+        strcmp(name, "as_tensor") == 0 && n > 0 && (PyList_CheckExact(args[0]) || PyTuple_Check(args[0]));
+    if (of_list || strcmp(name, "tensor") == 0 || strcmp(name, "new_tensor") == 0) {
       static PyObject* copy = PyObject_GetAttrString(polyfills(), "copied_tensor");
       static PyObject* copy_as = PyObject_GetAttrString(polyfills(), "new_tensor");
-      if (strcmp(name, "tensor") == 0) return call(copy, args, nargsf, kwnames);
+      if (strcmp(name, "new_tensor") != 0) return call(copy, args, nargsf, kwnames);
       if (unbound) return call(copy_as, args, nargsf, kwnames);
       const py::Ref of = py::Ref::steal(PyMethod_New(copy_as, PyCFunction_GET_SELF(callable)));
       return of ? call(of.get(), args, nargsf, kwnames) : nullptr;
