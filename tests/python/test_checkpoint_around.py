@@ -10,6 +10,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import kiln
+from kiln.aot import aot_function, aot_module_simplified
 from kiln.testing import assert_same
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -294,3 +295,20 @@ def test_an_error_of_a_hook():
     compiled.weight.data = torch.randn(6, 6, dtype=torch.float64)  # the second run is another
     with pytest.raises(RuntimeError):
         y.sum().backward()
+
+
+def test_a_backend_and_a_function_on_aten_graphs():
+    """The error with which a checkpoint stops its second run passes through their compiled functions, too."""
+
+    def backend(gm, inputs):
+        return aot_module_simplified(gm, inputs, fw_compiler=lambda g, i: g.forward, bw_compiler=lambda g, i: g.forward)
+
+    def f(x, w):
+        return (x @ w).tanh().exp()
+
+    x, w = X.clone().requires_grad_(), torch.linspace(-1, 1, 36).reshape(6, 6).requires_grad_()
+    expected = torch.autograd.grad(f(x, w).sum(), (x, w))
+    for compiled in (kiln.compile(f, backend=backend), aot_function(f, lambda g, i: g.forward, lambda g, i: g.forward)):
+        for _ in range(3):
+            y = checkpoint(compiled, x, w, use_reentrant=False)
+            assert_same(torch.autograd.grad(y.sum(), (x, w)), expected, rtol=1e-5, atol=1e-6)

@@ -1,6 +1,7 @@
 #include "base/error.h"
 #include "python/bindings/bindings.h"
 #include "python/frame/errors.h"
+#include "runtime/compiled_function.h"
 
 namespace kiln::bindings {
 namespace {
@@ -29,6 +30,8 @@ PYBIND11_MODULE(_C, m) {
     } catch (const kiln::Unsupported&) {
       kiln::frame::set_python_error(p);
     } catch (const kiln::InternalError&) {
+      kiln::frame::set_python_error(p);
+    } catch (const kiln::runtime::HookRaised&) {
       kiln::frame::set_python_error(p);
     }
   });

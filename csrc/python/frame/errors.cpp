@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "python/pch.h"
+#include "runtime/compiled_function.h"
 
 namespace kiln::frame {
 namespace {
@@ -34,6 +35,8 @@ void set_python_error(std::exception_ptr error) {
     set_class("InternalError", e.what());
   } catch (pybind11::error_already_set& e) {
     e.restore();
+  } catch (const runtime::HookRaised& raised) {
+    set_python_error(raised.error);
   } catch (...) {
     const auto translate = []() -> PyObject* {
       HANDLE_TH_ERRORS

@@ -151,8 +151,8 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
         pybind11::gil_scoped_release no_gil;
         out.tensors = entry.graph->call(std::move(inputs));
       }
-    } catch (const runtime::HookRaised& raised) {
-      std::rethrow_exception(raised.error);
+    } catch (const runtime::HookRaised&) {
+      throw;
     } catch (const runtime::AssertionFailed& e) {
       if (generator) generator->restore();
       log_artifact(Topic::fallback, "the call is run again in eager", e.what());
