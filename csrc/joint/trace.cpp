@@ -390,40 +390,43 @@ void Tracer::check_leaves(const edge_list& roots) {
 /// Which tangents arrive where in the autograd graph behind some forward outputs.
 struct Reach {
   using Node = torch::autograd::Node;
-  explicit Reach(const edge_list& roots) : none(roots.size()), nodes(nodes_behind(roots)) {
+  struct Arrivals {
+    TangentSet all;
+    TangentSet zeros;  // those of them that a custom function on the way makes zeros for
+  };
+  explicit Reach(const edge_list& roots) : none(roots.size()), nodes(nodes_behind(roots)), nothing_{none, none} {
     std::sort(nodes.begin(), nodes.end(), [](Node* a, Node* b) { return a->topological_nr() > b->topological_nr(); });
-    for (size_t i = 0; i < roots.size(); ++i) note(roots[i], TangentSet(none).set(i), none);
+    for (size_t i = 0; i < roots.size(); ++i) note(roots[i], {TangentSet(none).set(i), none});
     for (Node* node : nodes) {
-      const TangentSet here = at_node.at(node);
-      TangentSet& zeros = zeros_at_node.try_emplace(node, none).first->second;
-      if (makes_zeros(*node)) zeros |= here;
+      Arrivals& here = at_node_.at(node);
+      if (makes_zeros(*node)) here.zeros = here.all;
       for (const Edge& e : node->next_edges())
-        if (e.is_valid()) note(e, here, zeros);
+        if (e.is_valid()) note(e, here);
     }
   }
-  const TangentSet& at(const Edge& e) const {
-    const auto it = at_edge.find({e.function.get(), e.input_nr});
-    return it == at_edge.end() ? none : it->second;
-  }
-  /// Those of them that a custom function makes zeros for.
-  const TangentSet& zeros_at(const Edge& e) const {
-    const auto it = zeros_at_edge.find({e.function.get(), e.input_nr});
-    return it == zeros_at_edge.end() ? none : it->second;
-  }
+  const TangentSet& at(const Edge& e) const { return arrivals(e).all; }
+  const TangentSet& at(Node* node) const { return at_node_.at(node).all; }
+  const TangentSet& zeros_at(const Edge& e) const { return arrivals(e).zeros; }
 
   const TangentSet none;
   std::vector<Node*> nodes;  // each before those that it passes gradients to
-  std::unordered_map<Node*, TangentSet> at_node;
 
  private:
-  void note(const Edge& e, const TangentSet& tangents, const TangentSet& zeros) {
-    at_node.try_emplace(e.function.get(), none).first->second |= tangents;
-    at_edge.try_emplace({e.function.get(), e.input_nr}, none).first->second |= tangents;
-    zeros_at_node.try_emplace(e.function.get(), none).first->second |= zeros;
-    zeros_at_edge.try_emplace({e.function.get(), e.input_nr}, none).first->second |= zeros;
+  const Arrivals& arrivals(const Edge& e) const {
+    const auto it = at_edge_.find({e.function.get(), e.input_nr});
+    return it == at_edge_.end() ? nothing_ : it->second;
   }
-  std::unordered_map<Node*, TangentSet> zeros_at_node;
-  std::map<std::pair<Node*, uint32_t>, TangentSet> at_edge, zeros_at_edge;
+  void note(const Edge& e, const Arrivals& more) {
+    const auto add = [&](Arrivals& to) {
+      to.all |= more.all;
+      to.zeros |= more.zeros;
+    };
+    add(at_node_.try_emplace(e.function.get(), nothing_).first->second);
+    add(at_edge_.try_emplace({e.function.get(), e.input_nr}, nothing_).first->second);
+  }
+  const Arrivals nothing_;
+  std::unordered_map<Node*, Arrivals> at_node_;
+  std::map<std::pair<Node*, uint32_t>, Arrivals> at_edge_;
 };
 
 /// Finds out which tangents have autograd nodes with saved tensors in common. The graph has run and released its
@@ -432,7 +435,7 @@ void Tracer::relate_tangents(const Reach& reach) {
   // From the leaves up: what is shared by many is asked first, and answers for many.
   joint_.uses_up.assign(reach.none.size(), reach.none);
   for (auto it = reach.nodes.rbegin(); it != reach.nodes.rend(); ++it) {
-    const TangentSet& here = reach.at_node.at(*it);
+    const TangentSet& here = reach.at(*it);
     const auto each = [&](auto&& f) {
       for (size_t i = here.find_first(); i != TangentSet::npos; i = here.find_next(i)) f(joint_.uses_up[i]);
     };

@@ -1,8 +1,6 @@
 // Attributes, globals and cells: reads by path with guards.
 #include "python/capture/attributes.h"
 
-#include <structmember.h>
-
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/capture/sizes.h"

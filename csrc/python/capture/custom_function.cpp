@@ -142,21 +142,24 @@ PyObject* Machine::end_custom_function(PyObject* grads) {
   Py_RETURN_NONE;
 }
 
+namespace {
+void add_items(PyObject* dict, std::vector<const void*>& to) {
+  Py_ssize_t at = 0;
+  PyObject *key, *value;
+  while (PyDict_Next(dict, &at, &key, &value)) to.insert(to.end(), {key, value});
+}
+}  // namespace
+
 std::vector<const void*> Machine::contents_now(const Known& k) {
   std::vector<const void*> out;
-  const auto dict_contents = [&](PyObject* dict) {
-    Py_ssize_t at = 0;
-    PyObject *key, *value;
-    while (PyDict_Next(dict, &at, &key, &value)) out.insert(out.end(), {key, value});
-  };
   PyObject* now = k.stand_in.get();
   if (PyDict_Check(now)) {
-    dict_contents(now);
+    add_items(now, out);
   } else if (py::Ref items = py::Ref::steal(PySequence_List(now))) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) out.push_back(PyList_GET_ITEM(items.get(), i));
   }
   if (k.attributes)
-    if (py::Ref dict = py::Ref::steal(PyObject_GenericGetDict(now, nullptr))) dict_contents(dict.get());
+    if (py::Ref dict = py::Ref::steal(PyObject_GenericGetDict(now, nullptr))) add_items(dict.get(), out);
   PyErr_Clear();
   return out;
 }
@@ -227,10 +230,7 @@ bool Machine::has_effects_since(const Moment& f) {
     std::vector<const void*> before;
     for (Py_ssize_t j = 0; j < PyList_GET_SIZE(k.snapshot.get()); ++j)
       before.push_back(PyList_GET_ITEM(k.snapshot.get(), j));
-    Py_ssize_t at = 0;
-    PyObject *name, *value;
-    while (k.attributes && PyDict_Next(k.attributes.get(), &at, &name, &value))
-      before.insert(before.end(), {name, value});
+    if (k.attributes) add_items(k.attributes.get(), before);
     if (contents_now(k) != before) return true;
   }
   return false;

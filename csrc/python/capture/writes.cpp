@@ -6,7 +6,6 @@
 #include "python/capture/attributes.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
-#include "python/capture/sizes.h"
 #include "python/pch.h"
 
 namespace kiln::capture {

@@ -21,7 +21,6 @@
 #include "python/frame/skip.h"
 #include "python/frame/turn.h"
 #include "python/pch.h"
-#include "runtime/compiled_function.h"
 #include "runtime/random/generator_state.h"
 
 namespace kiln::frame {
@@ -151,8 +150,6 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
         pybind11::gil_scoped_release no_gil;
         out.tensors = entry.graph->call(std::move(inputs));
       }
-    } catch (const runtime::HookRaised&) {
-      throw;
     } catch (const runtime::AssertionFailed& e) {
       if (generator) generator->restore();
       log_artifact(Topic::fallback, "the call is run again in eager", e.what());
