@@ -316,6 +316,43 @@ void Sizes::for_each_leaf(const Number& n, const std::function<void(size_t)>& f)
   });
 }
 
+std::vector<bool> Sizes::used_leaves() const {
+  std::vector<bool> used(leaves_.size(), false);
+  const auto use = [&](const auto& self, const Number& n) -> void {
+    symbolic::for_each_var(n, [&](const symbolic::AtomNode& v) {
+      const auto leaf = static_cast<size_t>(v.id);
+      if (used[leaf]) return;
+      used[leaf] = true;
+      if (const auto& of = leaves_[leaf].of) self(self, *of);
+    });
+  };
+  for (const Argument& a : arguments_) use(use, a.number);
+  for (const Condition& c : conditions_)
+    if (c.kind == Condition::Kind::Compare) use(use, c.size);
+  for (const Number& n : outputs_) use(use, n);
+  return used;
+}
+
+std::shared_ptr<Sizes> Sizes::for_copies(const std::function<graph::Node*(const graph::Node*)>& copy_of) const {
+  auto copies = std::make_shared<Sizes>();
+  copies->leaves_ = leaves_;
+  std::vector<bool> gone(leaves_.size(), false);
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    graph::Value& v = copies->leaves_[i].value;
+    if (!v) continue;
+    graph::Node* const copy = copy_of(v.node);
+    gone[i] = !copy;
+    v = copy ? copy->out(v.index) : graph::Value();
+  }
+  for (const Argument& a : arguments_) {
+    const graph::Node* const copy = copy_of(a.node);
+    bool known = copy;
+    for_each_leaf(a.number, [&](size_t leaf) { known &= !gone[leaf]; });
+    if (known) copies->arguments_.push_back({copy, a.arg, a.item, a.number});
+  }
+  return copies;
+}
+
 int64_t Sizes::hint(const Expr& e) const {
   const auto value = evaluate(e, [&](size_t leaf) { return leaves_.at(leaf).hint; });
   KILN_CHECK(value, "a size that is no int of 62 bits");

@@ -103,6 +103,11 @@ class Sizes : public std::enable_shared_from_this<Sizes> {
   const std::vector<symbolic::Number>& outputs() const { return outputs_; }
   /// Calls f on every size and given int that `n` is computed of, also through ints of floats; with repetition.
   void for_each_leaf(const symbolic::Number& n, const std::function<void(size_t leaf)>& f) const;
+  /// By leaf: whether an argument, a condition or an output is computed of it.
+  std::vector<bool> used_leaves() const;
+  /// What copies of some of the graph's calls, in a graph of their own, are given: the arguments that are computed of
+  /// sizes of copied values and of given ints. The leaves keep their numbers. `copy_of`: null for what is not copied.
+  std::shared_ptr<Sizes> for_copies(const std::function<graph::Node*(const graph::Node*)>& copy_of) const;
 
   /// One line for each condition, with the graph's names of values: "x.size(0) - 5 > 0".
   std::vector<std::string> texts() const;

@@ -285,9 +285,14 @@ class CustomFunction : public torch::autograd::Node {
                       grads[i].defined() ? grads[i] : input_metadata(i).zeros_like());
     }
     for (const auto& [value, variable] : saved_) backward.define(value, variable.unpack(self));
-    backward.run_nodes(body_, at::GradMode::is_enabled());
+    const auto calls_autograd = [](const graph::Node* n) { return differentiates(n->op); };
+    const bool differentiable = at::GradMode::is_enabled();
+    backward.run_nodes(body_, differentiable || std::any_of(body_.begin(), body_.end(), calls_autograd));
     variable_list out;
-    for (const Arg& a : end_.arg(0).list()) out.push_back(backward.get(a));
+    for (const Arg& a : end_.arg(0).list()) {
+      at::Tensor grad = backward.get(a);
+      out.push_back(grad.defined() && grad.requires_grad() && !differentiable ? grad.detach() : grad);
+    }
     return out;
   }
 

@@ -344,7 +344,7 @@ void Tracer::classify(const std::vector<at::Tensor>& outputs) {
     }
     if (t.requires_grad() && out.kind != Output::Kind::Input && out.kind != Output::Kind::Same)
       out.leaf = !has_history(t, out);
-    out.detached = out.leaf && !t.is_view();
+    out.detached = !t.is_view() && (out.leaf || !t.requires_grad());
     if (out.kind == Output::Kind::InputView || out.kind == Output::Kind::View) {
       const auto at = static_cast<size_t>(out.index);
       out.uncounted = !counted_together(out.kind == Output::Kind::View ? forward_[at] : primals_[at], t);

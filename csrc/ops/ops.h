@@ -94,6 +94,10 @@ bool mutates(Op op);
 enum class Recompute : uint8_t { Free, Cheap, Dear, Never };
 Recompute recompute_cost(Op op);
 
+/// Whether a call of the op, which may be one that ATen composes of others, saves tensors for its backward whatever it
+/// is given. False if that is not known.
+bool saves_tensors(Op op);
+
 /// The process's default dtype (torch.get_default_dtype()), which wrapped floats and factories take. float32 at start.
 DType default_dtype();
 void set_default_dtype(DType t);

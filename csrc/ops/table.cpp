@@ -1,6 +1,8 @@
 #include <atomic>
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
+#include <unordered_set>
 
 #include "ops/ops.h"
 #include "ops/rules/rules.h"
@@ -152,6 +154,27 @@ Recompute recompute_cost(Op op) {
     default:
       return Recompute::Dear;
   }
+}
+
+bool saves_tensors(Op op) {
+  static const std::unordered_set<std::string_view> names = {"addmm",        "baddbmm",
+                                                             "batch_norm",   "bmm",
+                                                             "conv1d",       "conv2d",
+                                                             "conv3d",       "convolution",
+                                                             "dropout",      "_convolution",
+                                                             "exp",          "gelu",
+                                                             "group_norm",   "instance_norm",
+                                                             "layer_norm",   "linear",
+                                                             "matmul",       "mm",
+                                                             "_log_softmax", "relu",
+                                                             "rms_norm",     "sigmoid",
+                                                             "silu",         "softmax",
+                                                             "tanh",         "scaled_dot_product_attention"};
+  std::string_view name = op.name();
+  constexpr std::string_view aten = "aten::";
+  if (!name.starts_with(aten)) return false;
+  name.remove_prefix(aten.size());
+  return names.contains(name.substr(0, name.find('.')));
 }
 
 DType default_dtype() { return g_default_dtype; }

@@ -77,8 +77,9 @@ std::string SizedProgram::refusal(const graph::Graph& traced, const Sizes& sizes
     if (std::string why = call_refusal(*n); !why.empty()) return why;
   }
   const auto is_gone = [&](const auto& asked) { return asked.value && !there.contains(asked.value.node); };
-  const bool gone = std::any_of(sizes.leaves().begin(), sizes.leaves().end(), is_gone) ||
-                    std::any_of(sizes.conditions().begin(), sizes.conditions().end(), is_gone);
+  bool gone = std::any_of(sizes.conditions().begin(), sizes.conditions().end(), is_gone);
+  const std::vector<bool> used = sizes.used_leaves();
+  for (size_t i = 0; i < used.size(); ++i) gone |= used[i] && is_gone(sizes.leaves()[i]);
   return gone ? "a size of what the graph does not compute" : "";
 }
 
@@ -134,8 +135,10 @@ std::shared_ptr<const SizedProgram> SizedProgram::make(std::shared_ptr<const gra
         n, [&](const symbolic::AtomNode& v) { at = std::max(at, known_at.at(static_cast<size_t>(v.id))); });
     return at;
   };
+  const std::vector<bool> used = sizes.used_leaves();
   for (size_t i = 0; i < program->num_leaves_; ++i) {
     const Sizes::Leaf& leaf = sizes.leaves()[i];
+    if (!used[i]) continue;
     if (leaf.is_given()) {
       program->ints_.emplace_back(i, static_cast<size_t>(leaf.dim));
       continue;

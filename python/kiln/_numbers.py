@@ -16,10 +16,17 @@ from kiln._sizes import Real, Size
 # Magnitudes of ints up to which float64 is exact, and which int64 holds.
 EXACT, LARGEST = 2**53, 2**63 - 1
 LARGEST_SIZE = 2**48
+# Of what is computed of ints that may be any.
+LARGEST_RESULT = 2**62
 
 
 def is_number(o):
     return _C._number("is", o)
+
+
+def open_class(o):
+    """int or float, if `o` is a number computed of open sizes, for which type() gives that class, too; None otherwise."""
+    return _C._number("open_class", o)
 
 
 def specialize(number):
@@ -103,6 +110,32 @@ def as_operand(o):
     return o.tensor if o.bound is None else o.tensor.to(torch.float64)
 
 
+def number_of(a, b):
+    """One of two operands that is a number."""
+    return a if is_number(a) else b
+
+
+def narrowed(o, bound, number):
+    """The int `o` as one of at most `bound`, a power of two, in magnitude: if it is a number that may be larger, a call in
+    which it is runs in eager. A larger constant ends the attempt with `number`."""
+    if bound_of(o) <= bound:
+        return o
+    if not is_number(o):
+        specialize(number)
+    run_in_eager_if(o.tensor.to(torch.float64).abs() >= bound, o)
+    return Number(o.tensor, o.sources, o.nonzero, bound, o.numpy)
+
+
+def asked(function, a, b, bound):
+    """The bound of the int function(a, b), which may be up to `bound`: a call in which it leaves int64 runs in eager."""
+    if bound <= LARGEST:
+        return bound
+    # Half of it: float64 rounds.
+    too_large = function(as_operand(a), as_operand(b)).abs() >= LARGEST_RESULT / 2
+    run_in_eager_if(too_large, Number(None, sources_of(a, b)))
+    return LARGEST_RESULT
+
+
 def whole(tensor, a, b, bound):
     """An int computed from `a` and `b`."""
     result = Number(tensor, sources_of(a, b), bound=bound)
@@ -139,16 +172,16 @@ class Number:
         return float if self.bound is None else int
 
     def __neg__(self):
-        if self.bound is not None and self.bound > LARGEST:
-            specialize(self)
+        if self.bound is not None:
+            self = narrowed(self, LARGEST_RESULT, self)
         return Number(-self.tensor, self.sources, self.nonzero, self.bound, self.numpy)
 
     def __pos__(self):
         return self
 
     def __abs__(self):
-        if self.bound is not None and self.bound > LARGEST:
-            specialize(self)
+        if self.bound is not None:
+            self = narrowed(self, LARGEST_RESULT, self)
         return Number(self.tensor.abs(), self.sources, self.nonzero, self.bound, self.numpy)
 
     def __bool__(self):
@@ -231,8 +264,8 @@ def check_divisor(divisor, number):
 
 def divide(a, b):
     check_divisor(b, a)
-    if is_int(a) and is_int(b) and max(bound_of(a), bound_of(b)) > EXACT:  # Python rounds once
-        specialize(a if is_number(a) else b)
+    if is_int(a) and is_int(b):  # Python rounds once
+        a, b = [narrowed(o, EXACT, number_of(a, b)) for o in (a, b)]
     # The dividend is a tensor: a number divided by a tensor is a product with its reciprocal.
     return real((as_operand(a) if is_number(a) else constant(a)) / as_operand(b), a, b)
 
@@ -241,6 +274,7 @@ def quotient_operands(a, b):
     """Of // and %: whether both are ints, and their tensors."""
     check_divisor(b, a)
     if is_int(a) and is_int(b):
+        a = narrowed(a, LARGEST_RESULT, number_of(a, b))
         return True, *[o.tensor if is_number(o) else torch.tensor(int(o)) for o in (a, b)]
     return False, *[as_operand(o) if is_number(o) else constant(o) for o in (a, b)]
 
@@ -248,7 +282,7 @@ def quotient_operands(a, b):
 def floor_divide(a, b):
     ints, x, y = quotient_operands(a, b)
     quotient = torch.div(x, y, rounding_mode="floor")
-    return whole(quotient, a, b, bound_of(a)) if ints else real(quotient, a, b)
+    return whole(quotient, a, b, min(bound_of(a), LARGEST_RESULT)) if ints else real(quotient, a, b)
 
 
 def remainder(a, b):
@@ -291,7 +325,7 @@ def power(a, b, modulo=None):
         if b > 62:
             specialize(a)
         if b >= 0:
-            return whole(torch.pow(a.tensor, int(b)), a, b, a.bound ** int(b))
+            return whole(torch.pow(a.tensor, int(b)), a, b, asked(torch.pow, a, b, a.bound ** int(b)))
     exponent = as_operand(b) if is_number(b) else constant(b)
     # Python raises for overflow and for zero to a negative power, and gives complex numbers for roots of negative ones.
     return finite(torch.pow(as_operand(a), exponent), sources_of(a, b), numpy_of(a, b))
@@ -305,10 +339,10 @@ def arithmetic(name, bound):
         if not (is_int(a) and is_int(b)):
             return real(function(as_operand(a), as_operand(b)), a, b)
         for o in (a, b):
-            if bound_of(o) > LARGEST:
-                specialize(a if is_number(a) else b)
+            if not is_number(o) and bound_of(o) > LARGEST:
+                specialize(number_of(a, b))
         x, y = [o.tensor if is_number(o) else int(o) for o in (a, b)]
-        return whole(function(x, y), a, b, bound(bound_of(a), bound_of(b)))
+        return whole(function(x, y), a, b, asked(function, a, b, bound(bound_of(a), bound_of(b))))
 
     return compute
 
@@ -317,9 +351,9 @@ def known(other, number):
     """An operand of `number`: an open size, or a float computed of such, is a number as well."""
     if _C._number("numpy", other):
         specialize(number)
-    if type(other) is Size:
+    if open_class(other) is int:
         return Number(torch.full((), other, dtype=torch.int64), number.sources, bound=LARGEST_SIZE)
-    if type(other) is Real:
+    if open_class(other) is float:
         return Number(torch.full((), other, dtype=torch.float64), number.sources)
     return other
 
@@ -347,10 +381,10 @@ def comparison(name):
         other = known(other, self)
         if not (is_number(other) or is_constant(other)):
             return NotImplemented
-        if is_int(self) != is_int(other) and max([bound_of(o) for o in (self, other) if is_int(o)]) > EXACT:
-            specialize(self)
+        if is_int(self) != is_int(other):
+            self, other = [narrowed(o, EXACT, self) if is_int(o) else o for o in (self, other)]
         if is_int(self) and is_int(other):
-            if bound_of(other) > LARGEST:
+            if not is_number(other) and bound_of(other) > LARGEST:
                 specialize(self)
             condition = function(self.tensor, other.tensor if is_number(other) else int(other))
         else:
@@ -423,12 +457,12 @@ for _name in ("array", "copy", "deepcopy", "reduce_ex", "reduce"):
 
 
 def largest(*args):
-    """max() of two."""
+    """max()."""
     return select(operator.gt, args)
 
 
 def smallest(*args):
-    """min() of two."""
+    """min()."""
     return select(operator.lt, args)
 
 
@@ -442,20 +476,29 @@ def first_number(args):
 
 def select(wins, args):
     number = first_number(args)
-    if len(args) != 2:
-        specialize(number)
     for a in args:
         if not (is_number(a) or type(a) is int or type(a) is float):
             specialize(number)
-    if class_of(args[0]) is not class_of(args[1]):  # either may come out
-        return args[1] if wins(args[1], args[0]) else args[0]
-    bound = max(bound_of(args[0]), bound_of(args[1])) if is_int(number) else None
-    if bound is not None and bound > LARGEST:
+    if len(args) < 2:
         specialize(number)
-    a, b = [x.tensor if is_number(x) else x for x in args]
+    best = args[0]
+    for a in args[1:]:
+        best = winner(wins, best, a)
+    return best
+
+
+def winner(wins, a, b):
+    """`a`, unless `b` wins."""
+    if not (is_number(a) or is_number(b)) or class_of(a) is not class_of(b):  # either may come out
+        return b if wins(b, a) else a
+    number = number_of(a, b)
+    bound = max(bound_of(a), bound_of(b)) if is_int(number) else None
+    if bound is not None and any(not is_number(o) and bound_of(o) > LARGEST for o in (a, b)):
+        specialize(number)
+    x, y = [o.tensor if is_number(o) else o for o in (a, b)]
     # The larger of a positive constant and anything is no zero.
-    nonzero = [not is_number(c) and wins(c, 0) for c in args]
-    return Number(torch.where(wins(b, a), b, a), sources_of(*args), nonzero[0] or nonzero[1], bound, number.numpy)
+    nonzero = [not is_number(o) and wins(o, 0) for o in (a, b)]
+    return Number(torch.where(wins(y, x), y, x), sources_of(a, b), nonzero[0] or nonzero[1], bound, number.numpy)
 
 
 def square_root(number):

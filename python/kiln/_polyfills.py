@@ -297,6 +297,8 @@ def custom_function(cls, args, differentiated):
     if _C._custom_function("inside"):  # whose own backward the gradients' gradients would need
         _C._custom_function("refuse", "its backward calls another torch.autograd.Function")
     context = FunctionContext(tuple([isinstance(a, torch.Tensor) and a.requires_grad for a in args]))
+    if differentiated:
+        _C._custom_function("forward")
     with torch.no_grad():
         if split:
             result = cls.forward(*args)

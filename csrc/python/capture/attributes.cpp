@@ -2,6 +2,7 @@
 #include "python/capture/attributes.h"
 
 #include "python/capture/callables.h"
+#include "python/capture/eval.h"
 #include "python/capture/machine.h"
 #include "python/capture/sizes.h"
 #include "python/guards/checks.h"
@@ -239,6 +240,12 @@ PyObject* Machine::load_instance_attr(PyObject* o, Known* k, PyObject* name, boo
     PyObject* real = PyDict_GetItemWithError(dict, name);
     if (!real && PyErr_Occurred()) return nullptr;
     const SourcePtr source = child(SK::InstanceDict, k->source, nullptr);
+    if (real && classify(real) == Class::Tensor && !find(real) && loading && loads_to_ask_for_none(*loading, name)) {
+      guard(GK::Type, child(SK::DictItem, source, name), reinterpret_cast<PyObject*>(Py_TYPE(real)),
+            py311::type_version(Py_TYPE(real)));
+      *found = true;
+      return Py_NewRef(real);
+    }
     if (real) {
       v = see(real, child(SK::DictItem, source, name));
       if (!v) return nullptr;

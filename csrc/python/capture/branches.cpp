@@ -49,7 +49,7 @@ PyObject* Machine::branch_step(PyObject* const* args, size_t n) {
 }
 
 PyObject* Machine::end_branch(const at::Tensor& pred, bool taken_if) {
-  if (const char* why = refusal_since(branches.back(), /*checkpointed=*/false))
+  if (const char* why = refusal_since(branches.back()))
     return graph_break("data-dependent-branch", std::string("a branch of torch.cond ") + why);
   const std::vector<Node*> region = nodes_since(branches.back());
   const std::unordered_set<const Node*> own(region.begin(), region.end());

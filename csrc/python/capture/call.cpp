@@ -528,6 +528,8 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   }
   if (policy == Policy::Unknown)
     if (PyObject* r = call_numpy(callable, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
+  if (policy == Policy::TensorData && !bound)
+    if (PyObject* shared = share_memory(callable, args, n, kwnames); shared || PyErr_Occurred()) return shared;
   if (policy == Policy::Pure || policy == Policy::Iter || policy == Policy::Next || policy == Policy::Operator ||
       policy == Policy::Torch || policy == Policy::TensorData || policy == Policy::Item) {
     if (bound && !reads_arguments(callable, &self, 1)) return nullptr;

@@ -53,8 +53,9 @@ struct CaptureResult {
   std::vector<InferenceOutput> inference_outputs;
   /// Asked before the graph runs. Its one output is a bool.
   struct Condition {
-    std::shared_ptr<graph::Graph> graph;  // null: there is none
-    std::vector<size_t> inputs;           // by index in CaptureResult::inputs
+    std::shared_ptr<graph::Graph> graph;       // null: there is none
+    std::vector<size_t> inputs;                // by index in CaptureResult::inputs
+    std::shared_ptr<const aten::Sizes> sizes;  // what `graph` is given of those of `traced`; null: nothing
   };
   Condition eager_condition;  // this call is to run in eager
   Condition other_branch;     // a guard that fails: the program takes another branch than the captured one

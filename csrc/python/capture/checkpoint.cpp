@@ -84,7 +84,7 @@ PyObject* Machine::end_checkpoint() {
   if (!decide_kept()) return nullptr;
   trace.on_operator = nullptr;
   checkpoint.policy = {};
-  if (const char* why = refusal_since(checkpoint.beginning, /*checkpointed=*/true))
+  if (const char* why = refusal_since(checkpoint.beginning, Region::Checkpointed))
     return graph_break("checkpoint", std::string("a checkpointed call that ") + why);
   if (!checkpoint.same_numbers && draws_since(checkpoint.beginning))
     return graph_break("checkpoint", "a checkpointed call that draws other random numbers in the backward");

@@ -280,9 +280,25 @@ bool Machine::add_eager_condition(const at::Tensor& condition, bool truth) {
   const Value value = trace.find(condition);
   NodeSet nodes;
   if (!value || !trace_back(value, &nodes)) return false;
+  take_sizes(&nodes);
   eager_conditions_.nodes.merge(nodes);
   eager_conditions_.values.emplace_back(value, truth);
   return true;
+}
+
+void Machine::take_sizes(NodeSet* nodes, bool open) {
+  if (!trace.sizes) return;
+  for (const aten::Sizes::Argument& a : trace.sizes->arguments()) {
+    if (!nodes->count(const_cast<Node*>(a.node))) continue;
+    std::vector<Node*> of;
+    trace.sizes->for_each_leaf(a.number, [&](size_t leaf) {
+      if (const Value v = trace.sizes->leaves()[leaf].value) of.push_back(v.node);
+    });
+    if (open && std::all_of(of.begin(), of.end(), is_input))
+      nodes->insert(of.begin(), of.end());
+    else
+      trace.sizes->pin(a.number);
+  }
 }
 
 std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
@@ -290,6 +306,7 @@ std::optional<at::Scalar> Machine::constant_value(const at::Tensor& t) {
   NodeSet nodes;
   const at::Tensor now = evaluate(trace.find(t), &nodes, Reach::Constants);
   if (!now.defined()) return std::nullopt;
+  take_sizes(&nodes, /*open=*/false);
   return now.item();
 }
 
@@ -315,7 +332,9 @@ at::Tensor Machine::decide_numbers(const at::Tensor& t) {
   NodeSet nodes;
   at::Tensor now = evaluate(value, &nodes);
   if (!now.defined() || now.numel() > aten::kMaxConstant) return {};
-  if (std::any_of(nodes.begin(), nodes.end(), is_input)) {
+  const bool is_asked = std::any_of(nodes.begin(), nodes.end(), is_input);
+  take_sizes(&nodes, /*open=*/is_asked);
+  if (is_asked) {
     branches_.nodes.merge(nodes);
     aten::RecordingPaused no_recording;
     aten::NoFakeGuard real;
@@ -333,6 +352,7 @@ std::optional<bool> Machine::decide(const at::Tensor& condition) {
   });
   if (!now.defined()) return std::nullopt;
   const bool truth = now.item<bool>();
+  take_sizes(&nodes);
   branches_.nodes.merge(nodes);
   branches_.values.emplace_back(value, !truth);
   return truth;
@@ -370,10 +390,6 @@ at::Tensor Machine::evaluate(Value value, NodeSet* nodes, Reach reach,
   } catch (const c10::Error&) {  // a division by zero, which is another condition's business
     return {};
   }
-  // What comes out is a constant from now on; of inputs, conditions see to it.
-  if (trace.sizes)
-    for (const aten::Sizes::Argument& a : trace.sizes->arguments())
-      if (nodes->count(const_cast<Node*>(a.node))) trace.sizes->pin(a.number);
   return now.at(value);
 }
 
@@ -384,12 +400,14 @@ CaptureResult::Condition Machine::any_of(const Conditions& conditions, const cha
   std::vector<size_t> taken;
   made->name = name;
   std::unordered_map<Value, Value> map;
+  std::unordered_map<const Node*, Node*> copies;
   const graph::Graph& from = trace.graph();
   for (size_t i = 0; i < from.inputs().size(); ++i) {
     Node* input = from.inputs()[i];
     if (!conditions.nodes.count(input)) continue;
     taken.push_back(i);
-    map[input->out()] = made->add_input(input->name, input->results[0])->out();
+    copies[input] = made->add_input(input->name, input->results[0]);
+    map[input->out()] = copies[input]->out();
   }
   // The inputs themselves stay as they are.
   for (Node* input : from.inputs())
@@ -406,7 +424,7 @@ CaptureResult::Condition Machine::any_of(const Conditions& conditions, const cha
       graph::for_each_value(a, [&](Value& v) {
         if (v) v = map.at(v);
       });
-    Node* copy = made->add_copy(*n, std::move(args));
+    Node* copy = copies[n.get()] = made->add_copy(*n, std::move(args));
     for (uint32_t i = 0; i < n->results.size(); ++i) map[n->out(i)] = copy->out(i);
   }
   std::vector<std::pair<Value, bool>> values;
@@ -424,7 +442,11 @@ CaptureResult::Condition Machine::any_of(const Conditions& conditions, const cha
     values.emplace_back(made->add_call(any, {graph::Arg(differs)}, {meta})->out(), true);
   }
   made->outputs().emplace_back(either_of(*made, values));
-  return {std::move(made), std::move(taken)};
+  const auto copy_of = [&](const Node* n) {
+    const auto it = copies.find(n);
+    return it == copies.end() ? nullptr : it->second;
+  };
+  return {std::move(made), std::move(taken), trace.sizes ? trace.sizes->for_copies(copy_of) : nullptr};
 }
 
 }  // namespace kiln::capture

@@ -9,6 +9,7 @@
 #include "aten/own_ops.h"
 #include "base/error.h"
 #include "graph/passes/passes.h"
+#include "joint/autograd_calls.h"
 #include "python/capture/callables.h"
 #include "python/capture/machine.h"
 #include "python/cpython/tensor.h"
@@ -59,6 +60,10 @@ PyObject* Machine::custom_function_step(PyObject* const* args, size_t n) {
       return graph_break("custom-function", "its forward returns a tensor with a history");
     Py_RETURN_NONE;
   }
+  if (step == "forward" && n == 1) {
+    custom_function.forward = now();
+    Py_RETURN_NONE;
+  }
   if (step == "inside" && n == 1) return PyBool_FromLong(custom_function.node != nullptr);
   if (step == "begin" && n == 4) return begin_custom_function(args[1], args[2], args[3] == Py_True);
   if (step == "end" && n == 2) return end_custom_function(args[1]);
@@ -88,7 +93,9 @@ PyObject* Machine::begin_custom_function(PyObject* inputs, PyObject* outputs, bo
   graph::Node* begin = trace.record(graph::Op("kiln::custom_function"),
                                     {in_values, out_values, graph::Arg(materialize)}, grads, "custom_function");
   begin->returns_list = true;
-  custom_function = {node, begin, now()};
+  custom_function.node = node;
+  custom_function.begin = begin;
+  custom_function.beginning = now();
   py::Ref result = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(grads.size())));
   for (size_t i = 0; result && i < grads.size(); ++i) {
     PyObject* o = THPVariable_Wrap(grads[i]);
@@ -126,12 +133,24 @@ std::vector<size_t> results_behind(graph::Value v, const graph::Node& begin) {
 }
 }  // namespace
 
+void Machine::checkpoint_forward() {
+  const std::vector<graph::Node*> backward = nodes_since(custom_function.beginning);
+  const auto differentiates = [](const graph::Node* n) { return joint::differentiates(n->op); };
+  if (checkpoint.depth > 0 || std::none_of(backward.begin(), backward.end(), differentiates)) return;
+  ++checkpoint.number;
+  // The last node comes first.
+  const std::vector<graph::Node*> all = nodes_since(custom_function.forward);
+  for (auto n = std::find(all.begin(), all.end(), custom_function.begin); n != all.end(); ++n)
+    if (*n != custom_function.begin) (*n)->checkpoint = checkpoint.number;
+}
+
 PyObject* Machine::end_custom_function(PyObject* grads) {
   std::vector<at::Tensor> tensors;
   if (!custom_function.node || !tensors_of(grads, &tensors))
     return graph_break("custom-function", "its backward returns other things than tensors");
-  if (const char* why = refusal_since(custom_function.beginning, /*checkpointed=*/false))
+  if (const char* why = refusal_since(custom_function.beginning, Region::Backward))
     return graph_break("custom-function", std::string("its backward ") + why);
+  checkpoint_forward();
   std::vector<std::vector<size_t>> given;
   for (const at::Tensor& t : tensors)
     given.push_back(t.defined() ? results_behind(trace.value_of(t), *custom_function.begin) : std::vector<size_t>());
@@ -204,15 +223,17 @@ bool Machine::draws_since(const Moment& m) {
   });
 }
 
-const char* Machine::refusal_since(const Moment& m, bool checkpointed) {
+const char* Machine::refusal_since(const Moment& m, Region kind) {
   const std::vector<graph::Node*> region = nodes_since(m);
   const std::unordered_set<const graph::Node*> own(region.begin(), region.end());
-  static const graph::Op constant("kiln::tensor_constant"), leaf("kiln::set_requires_grad");
+  static const graph::Op constant("kiln::tensor_constant"), leaf("kiln::set_requires_grad"),
+      grad("kiln::autograd_grad");
   const auto is_foreign = [&](const graph::Node* base) { return !own.contains(base); };
   for (const graph::Node* n : region) {
     const std::string& name = n->op.name();
     bool plain = !name.starts_with("kiln::") || n->op == constant || aten::is_own_op(n->op);
-    if (checkpointed)
+    if (kind == Region::Backward) plain |= n->op == grad || (n->op == leaf && own.contains(n->arg(0).value().node));
+    if (kind == Region::Checkpointed)
       plain |= name.starts_with("kiln::custom_function") ||
                (n->op == leaf && !is_foreign(graph::storage_root(n->arg(0).value()).node));
     if (!plain) return "uses autograd itself";

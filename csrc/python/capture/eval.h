@@ -76,6 +76,8 @@ enum class Use : uint8_t {
   Keep,    // puts it into a local variable, of its own or of a function that it calls
 };
 Use use_of_top(const Exec& e);
+/// Whether the current instruction loads the attribute `name`, and what follows asks whether it is None, and drops it.
+bool loads_to_ask_for_none(const Exec& e, PyObject* name);
 
 using Handler = Flow (*)(Exec& e, int arg);
 

@@ -450,11 +450,6 @@ void Machine::finish() {
         py311::type_version(reinterpret_cast<PyTypeObject*>(tensor)));
   result.eager_condition = any_of(eager_conditions_, "eager_condition");
   result.other_branch = any_of(branches_, "other_branch");
-  for (const Conditions* asked : {&eager_conditions_, &branches_})
-    if (trace.sizes &&
-        std::any_of(trace.sizes->arguments().begin(), trace.sizes->arguments().end(),
-                    [&](const auto& a) { return asked->nodes.contains(const_cast<graph::Node*>(a.node)); }))
-      trace.sizes->refuse("a condition on data that are computed of an open size");
   if (!torch_level_ok) return;
   result.torch_level = torch_level;
   if (trace.sizes && options.for_fx) finish_torch_sizes();

@@ -134,7 +134,7 @@ bool settle_hashes(Machine& m, const std::vector<PyObject*>& made) {
   const Machine::Moment before = m.now();
   for (PyObject* o : made)
     if (!py::Ref::steal(m.call(hash, &o, 1, nullptr))) return false;
-  return !m.refusal_since(before, /*checkpointed=*/false);
+  return !m.refusal_since(before);
 }
 
 void note_objects(Machine& m, PyObject* made) {
@@ -185,7 +185,7 @@ PyObject* call_with_sizes(Machine& m, PyObject* wrapper, PyObject* wrapped, PyOb
   py::Ref made = py::Ref::steal(m.call(wrapped, args, n, kwnames));
   if (!made) return nullptr;
   // What it reads may have changed since the cache was asked first.
-  if (m.refusal_since(before, /*checkpointed=*/false) || !has_hints_of(m, made.get(), real.get())) {
+  if (m.refusal_since(before) || !has_hints_of(m, made.get(), real.get())) {
     if (PyErr_Occurred()) return nullptr;
     return m.graph_break(
         "call-that-breaks",

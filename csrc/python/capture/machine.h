@@ -253,6 +253,10 @@ class Machine {
   /// there is none among `classes`.
   static std::optional<bool> is_of_tensor_class(const at::Tensor& t, PyObject* classes);
   PyObject* call_new_tensor(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
+  /// A call of torch.from_numpy or torch.as_tensor with an existing array. Null without an error if it is no such.
+  PyObject* share_memory(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames);
+  /// torch.from_numpy of an existing array, as an input of the graph. Null without an error if it cannot be one.
+  PyObject* memory_of_array(PyObject* array);
   PyObject* call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf,
                              PyObject* kwnames);  // tensors.cpp
   PyObject* call_requires_grad(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -468,6 +472,9 @@ class Machine {
   std::optional<at::Scalar> known_value(const at::Tensor& t);
   /// What `value` is computed by. False if that is more than `reach` allows.
   bool trace_back(graph::Value value, NodeSet* nodes, Reach reach = Reach::Small);
+  /// Has a condition's calls take the open sizes that they are given, and with them the inputs that have these. Sizes
+  /// of other values, all if they are not `open`, are as in this call from now on.
+  void take_sizes(NodeSet* nodes, bool open = true);
   /// What `value` is for this call's inputs, and what computes it. Undefined if there is no value, if trace_back() says
   /// no or `may_run` does of one of the nodes, or if they raise.
   at::Tensor evaluate(graph::Value value, NodeSet* nodes, Reach reach = Reach::Small,
@@ -565,6 +572,8 @@ class Machine {
   PyObject* end_checkpoint();
   /// Asks the checkpointed call's policy about what was recorded since it was last asked. False with an error set.
   bool decide_kept();
+  /// The forward of a function whose backward calls autograd, to run it again: a checkpoint.
+  void checkpoint_forward();
   PyObject* begin_custom_function(PyObject* inputs, PyObject* outputs, bool materialize);
   PyObject* end_custom_function(PyObject* grads);
   PyObject* defer_call(py311::Frame* frame);
@@ -779,7 +788,7 @@ class Machine {
   struct CustomFunction {
     c10::intrusive_ptr<joint::FakeCustomFunction> node;
     graph::Node* begin = nullptr;
-    Moment beginning;
+    Moment forward, beginning;  // of the forward, of the backward
   };
   CustomFunction custom_function;
   std::vector<c10::intrusive_ptr<joint::FakeCustomFunction>> custom_functions;  // that were interpreted
@@ -807,9 +816,10 @@ class Machine {
   std::vector<graph::Node*> nodes_since(const Moment& m);
   /// Whether that draws random numbers.
   bool draws_since(const Moment& m);
-  /// Why what was recorded since then cannot be run at another time, or, if it is `checkpointed`, once more; null if it
-  /// can.
-  const char* refusal_since(const Moment& m, bool checkpointed);
+  /// What was recorded since then is to be: run at another time, run once more, or run by autograd.
+  enum class Region : uint8_t { Plain, Checkpointed, Backward };
+  /// Why that cannot be; null if it can.
+  const char* refusal_since(const Moment& m, Region region = Region::Plain);
   int64_t level_around_duals = 0;  // of torch.func, that stands for an outermost forward_ad.dual_level(); 0: none
   std::vector<Moment> branches;    // of torch.cond that are being interpreted, by where they begin
   int autocast_nesting = 0;        // autocast blocks that the captured part entered, less those it left

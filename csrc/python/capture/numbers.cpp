@@ -133,6 +133,10 @@ PyObject* Machine::number_step(PyObject* const* args, size_t n) {
     return args[3] == Py_None ? Py_NewRef(of_python) : truth_of_numpy(of_python);
   }
   if (PyUnicode_CompareWithASCIIString(args[0], "numpy") == 0) return PyBool_FromLong(capture::is_of_numpy(args[1]));
+  if (PyUnicode_CompareWithASCIIString(args[0], "open_class") == 0) {
+    if (!is_open_number(args[1])) return Py_NewRef(Py_None);
+    return Py_NewRef(reinterpret_cast<PyObject*>(is_size(args[1]) ? &PyLong_Type : &PyFloat_Type));
+  }
   if (PyUnicode_CompareWithASCIIString(args[0], "text") == 0) return need_text();
   return need_values(args[1]);
 }

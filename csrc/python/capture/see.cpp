@@ -233,6 +233,9 @@ SourcePtr Machine::child(SK kind, const SourcePtr& base, PyObject* key, int64_t 
     case SK::Index:
       slot = guards::index(base);
       break;
+    case SK::ArrayMemory:
+      slot = guards::array_memory(base);
+      break;
     case SK::FunctionMode:
       slot = guards::function_mode(i);
       break;
@@ -408,6 +411,10 @@ bool Machine::activate(Known& k) {
       g.is_leaf = !t.grad_fn();
       if (trace.sizes) g.any_dims = open_dims(k);
       g.where = where();
+      // That it is not None, it may have been asked before.
+      if (guards_taken_.contains({static_cast<int>(GK::Type), k.source.get(), nullptr, 0}))
+        std::erase_if(result.guards,
+                      [&](const Guard& taken) { return taken.kind == GK::Type && taken.source == g.source; });
       result.guards.push_back(std::move(g));
       break;
     }

@@ -291,7 +291,8 @@ PyObject* Machine::legacy_tensor(const std::string& what, PyObject* dtype, PyObj
   const bool is_size = n == 1 && Py_TYPE(args[0]) == &THPSizeType;
   const bool data = n == 1 && !is_size && (PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]));
   for (size_t i = 0; !data && i < n; ++i)
-    if (!is_size && !PyLong_CheckExact(args[i])) return graph_break("tensor-constructor", "a call of " + what);
+    if (!is_size && !PyLong_CheckExact(args[i]) && !this->is_size(args[i]))
+      return graph_break("tensor-constructor", "a call of " + what);
   const py::Ref default_dtype =
       dtype ? py::Ref() : py::Ref::steal(PyObject_CallMethod(torch, "get_default_dtype", nullptr));
   const py::Ref function = py::Ref::steal(PyObject_GetAttrString(torch, data ? "tensor" : "empty"));
@@ -351,6 +352,42 @@ bool holds_numpy(PyObject* o) {
   return any_within(o, [](PyObject* i) { return numpy_among(&i, 1); });
 }
 }  // namespace
+
+PyObject* Machine::share_memory(PyObject* callable, PyObject* const* args, size_t n, PyObject* kwnames) {
+  const std::string_view name = name_of(callable);
+  const bool converts = name == "as_tensor";
+  if (n == 0 || !(converts || name == "from_numpy")) return nullptr;
+  py::Ref memory = py::Ref::steal(memory_of_array(args[0]));
+  const size_t all = n + (kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0);
+  if (!memory || !converts || all == 1) return memory.release();
+  std::vector<PyObject*> given(args, args + all);
+  given[0] = memory.get();
+  return call(callable, given.data(), n, kwnames);
+}
+
+PyObject* Machine::memory_of_array(PyObject* array) {
+  const Known* k = find_plain(array);
+  if (!k || !is_array(array) || !is_writeable(array) || holds_objects(array)) return nullptr;
+  const SourcePtr source = k->source;
+  static PyObject* const from_numpy = PyObject_GetAttrString(PyImport_AddModule("torch"), "from_numpy");
+  static PyObject* const alias = PyObject_GetAttrString(names().tensor_type, "detach");
+  py::Ref tensor;
+  {
+    Paused paused_here(*this);
+    aten::RecordingPaused no_recording;
+    aten::NoFakeGuard real;
+    tensor = py::Ref::steal(PyObject_CallOneArg(from_numpy, array));
+  }
+  if (!tensor) {  // a dtype that tensors have not
+    PyErr_Clear();
+    return nullptr;
+  }
+  guard(GK::Type, source, reinterpret_cast<PyObject*>(Py_TYPE(array)), py311::type_version(Py_TYPE(array)));
+  const py::Ref input = py::Ref::steal(see(tensor.get(), child(SK::ArrayMemory, source, nullptr)));
+  // Each call makes a tensor of its own.
+  PyObject* const made = input.get();
+  return made ? call(alias, &made, 1, nullptr) : nullptr;
+}
 
 PyObject* Machine::call_tensor_data(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const size_t n = PyVectorcall_NARGS(nargsf);

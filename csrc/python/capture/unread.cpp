@@ -191,6 +191,33 @@ Use use_of_top(const Exec& e) {
   return Use::Other;
 }
 
+bool loads_to_ask_for_none(const Exec& e, PyObject* name) {
+  const int end = static_cast<int>(Py_SIZE(e.code));
+  const auto arg_at = [&](int i) {
+    const int low = e.units[2 * i + 1];
+    return i > 0 && e.units[2 * (i - 1)] == EXTENDED_ARG ? low | e.units[2 * (i - 1) + 1] << 8 : low;
+  };
+  int at = e.next;
+  const auto skip = [&] {
+    while (at < end && (e.units[2 * at] == EXTENDED_ARG || e.units[2 * at] == CACHE || e.units[2 * at] == NOP)) ++at;
+    return at < end ? e.units[2 * at] : NOP;
+  };
+  if (e.units[2 * e.at] != LOAD_ATTR || e.name(arg_at(e.at)) != name) return false;
+  switch (skip()) {
+    case POP_JUMP_FORWARD_IF_NONE:
+    case POP_JUMP_FORWARD_IF_NOT_NONE:
+    case POP_JUMP_BACKWARD_IF_NONE:
+    case POP_JUMP_BACKWARD_IF_NOT_NONE:
+      return true;
+    case LOAD_CONST:
+      if (PyTuple_GET_ITEM(e.code->co_consts, arg_at(at)) != Py_None) return false;
+      ++at;
+      return skip() == IS_OP;
+    default:
+      return false;
+  }
+}
+
 bool Machine::may_stay_unread(PyObject* o) const {
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(o));
   return PyList_CheckExact(o) || PyDict_CheckExact(o) || type == names().deque || type == names().ordered_dict ||

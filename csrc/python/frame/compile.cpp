@@ -17,6 +17,7 @@
 #include "base/timer.h"
 #include "compiler/compile.h"
 #include "graph/passes/passes.h"
+#include "ops/ops.h"
 #include "python/capture/callables.h"
 #include "python/capture/capture.h"
 #include "python/cpython/function_modes.h"
@@ -157,10 +158,9 @@ std::vector<bool> written_inputs(const graph::Graph& g) {
   return any ? written : std::vector<bool>();
 }
 
-/// A condition's graph is asked for no sizes.
-const aten::Sizes& no_sizes() {
+const aten::Sizes& sizes_of(const CaptureResult::Condition& c) {
   static const auto* none = new aten::Sizes;
-  return *none;
+  return c.sizes ? *c.sizes : *none;
 }
 
 /// Whether the captured graph can be run at other sizes; if not, the guards are for these alone from now on.
@@ -177,10 +177,11 @@ bool leaves_sizes_open(CaptureResult& result, PyCodeObject* code, bool for_fx) {
     why = "an assertion that is asked before anything is written";
   else if (for_fx)
     why = backend_refusal(result);
-  for (const auto* graph : {&result.eager_condition.graph, &result.other_branch.graph})
-    if (why.empty() && *graph) {
-      why = runtime::SizedProgram::refusal(**graph, no_sizes());
-      if (why.empty() && !runtime::SizedProgram::runs(**graph)) why = "a condition on data that autograd decides";
+  for (const auto* condition : {&result.eager_condition, &result.other_branch})
+    if (why.empty() && condition->graph) {
+      why = runtime::SizedProgram::refusal(*condition->graph, sizes_of(*condition));
+      if (why.empty() && !runtime::SizedProgram::runs(*condition->graph))
+        why = "a condition on data that autograd decides";
     }
   if (why.empty()) why = runtime::SizedProgram::refusal(*result.traced, sizes);
   if (why.empty()) return true;
@@ -243,7 +244,7 @@ void compile_graph(CaptureResult& result, bool open, const ConfigPtr& wanted, En
       std::vector<at::Tensor> asked;
       for (size_t i : c.inputs) asked.push_back(examples.at(i));
       if (!c.graph) return {};
-      if (open) return {nullptr, runtime::SizedProgram::make(c.graph, no_sizes()), c.inputs};
+      if (open) return {nullptr, runtime::SizedProgram::make(c.graph, sizes_of(c)), c.inputs};
       return {compile_for(*c.graph, asked, config), nullptr, c.inputs};
     };
     entry.eager_condition = compiled(result.eager_condition);
@@ -260,7 +261,10 @@ void compile_graph(CaptureResult& result, bool open, const ConfigPtr& wanted, En
 /// Logs and the record for kiln.explain.
 void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, const Continuation* continuation,
           const graph::Graph* torch_level) {
-  const std::string graph_text = torch_level ? graph::print(*torch_level) : "";
+  // What has no names at torch's level is shown as it was traced.
+  const bool computes = result.traced && result.traced->nodes().size() > result.traced->inputs().size();
+  const graph::Graph* const shown = torch_level || !computes ? torch_level : result.traced.get();
+  const std::string graph_text = shown ? graph::print(*shown) : "";
   const std::string place = place_of(code);
   std::string bytecode;
   if (result.exit.kind == Exit::Kind::Break) log_artifact(Topic::graph_breaks, place, reason_text(result.exit.reason));
@@ -291,10 +295,10 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
   r.file = utf8(code->co_filename);
   r.line = code->co_firstlineno;
   r.graph = graph_text;
-  if (torch_level) {
-    for (const auto& n : torch_level->nodes())
+  if (shown) {
+    for (const auto& n : shown->nodes())
       if (n->kind == graph::NodeKind::Call) r.ops.push_back(n->op.name());
-    r.dot.push_back(graph::to_dot(*torch_level));
+    r.dot.push_back(graph::to_dot(*shown));
   }
   if (result.traced) r.aten.push_back(graph::print(*result.traced));
   for (const auto& g : entry.tree.guards()) r.guards.push_back(g.text());
@@ -311,42 +315,13 @@ void tell(PyCodeObject* code, const CaptureResult& result, const Entry& entry, c
 /// Whether the graph changes something, or draws, behind the last node that is known to save tensors. A checkpoint
 /// stops its second run at the last tensor that the first saved.
 bool changes_behind_saves(const graph::Graph& g) {
-  static const std::unordered_set<std::string_view> savers = {"linear",
-                                                              "matmul",
-                                                              "mm",
-                                                              "addmm",
-                                                              "bmm",
-                                                              "baddbmm",
-                                                              "convolution",
-                                                              "conv1d",
-                                                              "conv2d",
-                                                              "conv3d",
-                                                              "_convolution",
-                                                              "gelu",
-                                                              "relu",
-                                                              "silu",
-                                                              "sigmoid",
-                                                              "tanh",
-                                                              "softmax",
-                                                              "_log_softmax",
-                                                              "exp",
-                                                              "layer_norm",
-                                                              "batch_norm",
-                                                              "group_norm",
-                                                              "instance_norm",
-                                                              "rms_norm",
-                                                              "dropout",
-                                                              "scaled_dot_product_attention"};
   capture::Bases bases;
   bool behind = false;
   for (const auto& n : g.nodes()) {
     if (n->kind != graph::NodeKind::Call) continue;
     const aten::OpInfo* op = aten::find_op(n->op);
     behind |= !capture::changes_nothing(*n, bases) || (op && op->random);
-    std::string_view name = n->op.name();
-    name.remove_prefix(std::min(name.size(), name.find("::") + 2));
-    name = name.substr(0, name.find('.'));
-    if (savers.contains(name) && !n->results.empty() && n->results[0].requires_grad) behind = false;
+    if (ops::saves_tensors(n->op) && !n->results.empty() && n->results[0].requires_grad) behind = false;
   }
   return behind;
 }

@@ -93,29 +93,29 @@ PyObject* call_plainly(Target t, const guards::Call& call, const RunAgain& again
   return result;
 }
 
+/// The ints that an entry with open sizes is given.
+std::vector<int64_t> ints_of(const Entry& entry, PyObject* const* values) {
+  std::vector<int64_t> ints;
+  for (size_t i = 0; i < entry.num_ints; ++i) ints.push_back(PyLong_AsLongLong(values[entry.num_inputs + i]));
+  return ints;
+}
+
 /// Whether there is a condition and it holds for the entry's inputs. What cannot be computed (an int divided by zero)
 /// is no case for the entry either.
-bool holds(const Entry::Condition& condition, PyObject* const* values) {
+bool holds(const Entry& entry, const Entry::Condition& condition, PyObject* const* values) {
   if (!condition) return false;
   std::vector<at::Tensor> asked;
   asked.reserve(condition.inputs.size());
   for (size_t i : condition.inputs) asked.push_back(py::graph_input(values[i]));
   try {
-    runtime::SizedProgram::Ints no_sizes;
-    return (condition.program ? condition.program->run(std::move(asked), {}, &no_sizes)
+    runtime::SizedProgram::Ints delivered;
+    return (condition.program ? condition.program->run(std::move(asked), ints_of(entry, values), &delivered)
                               : condition.graph->call(std::move(asked)))
         .at(0)
         .item<bool>();
   } catch (const std::exception&) {
     return true;
   }
-}
-
-/// The ints that an entry with open sizes is given.
-std::vector<int64_t> ints_of(const Entry& entry, PyObject* const* values) {
-  std::vector<int64_t> ints;
-  for (size_t i = 0; i < entry.num_ints; ++i) ints.push_back(PyLong_AsLongLong(values[entry.num_inputs + i]));
-  return ints;
 }
 
 /// Whether the entry is for the sizes of a call for which its guards hold.
@@ -131,7 +131,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     std::vector<at::Tensor> inputs;
     inputs.reserve(entry.num_inputs);
     for (size_t i = 0; i < entry.num_inputs; ++i) inputs.push_back(py::graph_input(values[i]));
-    if (holds(entry.eager_condition, values)) throw RunAgain{};
+    if (holds(entry, entry.eager_condition, values)) throw RunAgain{};
     const std::vector<int64_t> ints = ints_of(entry, values);
     if (entry.sizes) {
       if (auto took = entry.sizes->waits(inputs, ints)) throw RunAgain{std::move(took)};
@@ -401,7 +401,7 @@ EntryPtr find_entry(const Target& target, const guards::Call& call, std::vector<
       values.resize(entry.tree.num_wanted());
       owned.clear();
       if (entry.globals.get() != call.globals || !entry.tree.check(call, values.data(), owned)) continue;
-      if (holds(entry.other_branch, values.data())) continue;
+      if (holds(entry, entry.other_branch, values.data())) continue;
       if (!fits(entry, values.data())) continue;
       ++entry.hits;
       // The next call most likely takes the same one.

@@ -67,6 +67,8 @@ std::string Source::text() const {
       return "len(" + of_base() + ")";
     case Kind::Index:
       return "index(" + of_base() + ")";
+    case Kind::ArrayMemory:
+      return "torch.from_numpy(" + of_base() + ")";
     case Kind::FunctionMode:
       return "torch_function_modes()[" + std::to_string(index) + "]";
   }
@@ -148,6 +150,7 @@ SourcePtr type_of(SourcePtr base) { return make(Source::Kind::Type, std::move(ba
 SourcePtr weakref(SourcePtr base) { return make(Source::Kind::WeakRef, std::move(base)); }
 SourcePtr length(SourcePtr base) { return make(Source::Kind::Length, std::move(base)); }
 SourcePtr index(SourcePtr base) { return make(Source::Kind::Index, std::move(base)); }
+SourcePtr array_memory(SourcePtr base) { return make(Source::Kind::ArrayMemory, std::move(base)); }
 SourcePtr function_mode(int64_t index) {
   auto s = make(Source::Kind::FunctionMode, nullptr);
   s->index = index;

@@ -31,6 +31,7 @@ struct Source {
     WeakRef,       // base() of a weakref
     Length,        // len(base) of a list, tuple, dict, set or deque
     Index,         // operator.index(base) of an int of NumPy's
+    ArrayMemory,   // torch.from_numpy(base) of an array: a tensor with its memory, another one each time
     FunctionMode,  // the `index`-th TorchFunctionMode of this thread, the outermost first
   };
   Kind kind;
@@ -61,6 +62,7 @@ SourcePtr type_of(SourcePtr base);
 SourcePtr weakref(SourcePtr base);
 SourcePtr length(SourcePtr base);
 SourcePtr index(SourcePtr base);
+SourcePtr array_memory(SourcePtr base);
 SourcePtr function_mode(int64_t index);
 
 }  // namespace kiln::guards

@@ -265,6 +265,12 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       if (!py::is_numpy_int(base)) return nullptr;
       owned.push_back(py::Ref::steal(PyNumber_Index(base)));
       return owned.back().get();
+    case Source::Kind::ArrayMemory: {
+      static PyObject* const from_numpy = PyObject_GetAttrString(PyImport_AddModule("torch"), "from_numpy");
+      owned.push_back(py::Ref::steal(PyObject_CallOneArg(from_numpy, base)));
+      if (!owned.back()) PyErr_Clear();
+      return owned.back().get();
+    }
     case Source::Kind::FunctionMode:
       return py::function_mode(n.index);
   }
