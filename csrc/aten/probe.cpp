@@ -8,6 +8,7 @@
 
 #include "aten/convert.h"
 #include "aten/fake.h"
+#include "aten/overlap.h"
 #include "aten/pch.h"
 #include "ops/ops.h"
 
@@ -87,8 +88,10 @@ class StandIns {
   }
 
   /// Numbers between 0 and 1, ones among the integers; square matrices are regular and positive.
-  static void make_ordinary(const at::Tensor& t) {
-    if (t.numel() == 0 || !t.is_non_overlapping_and_dense()) return;
+  static void make_ordinary(at::Tensor t) {
+    for (int64_t d = 0; d < t.dim(); ++d)
+      if (t.stride(d) == 0 && t.size(d) > 1) t = t.narrow(d, 0, 1);  // expanded
+    if (t.numel() == 0 || overlaps_itself(t)) return;
     if (!t.is_floating_point() && !t.is_complex()) {
       t.fill_(1);
       return;
