@@ -367,6 +367,8 @@ PyObject* Machine::share_memory(PyObject* callable, PyObject* const* args, size_
 
 PyObject* Machine::memory_of_array(PyObject* array) {
   const Known* k = find_plain(array);
+  // The guards make it where the function is entered: it would be no tensor of an inference mode in the function.
+  if (c10::InferenceMode::is_enabled()) return nullptr;
   if (!k || !is_array(array) || !is_writeable(array) || holds_objects(array)) return nullptr;
   const SourcePtr source = k->source;
   static PyObject* const from_numpy = PyObject_GetAttrString(PyImport_AddModule("torch"), "from_numpy");
