@@ -33,7 +33,7 @@ KILN_BINDINGS(control) {
     if (step != "remove") throw UserError("a captured hook outside of a capture");
   });
   m.def("_number", [](const std::string& what, const pybind11::args&) {
-    if (what != "is") throw UserError("a number of a graph outside of a capture");
+    if (what != "is" && what != "masked") throw UserError("a number of a graph outside of a capture");
     return false;
   });
   m.def("allow_in_graph", [](const pybind11::object& f) { set_rule(f, capture::UserRule::AllowInGraph); });

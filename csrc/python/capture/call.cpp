@@ -247,6 +247,8 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
   };
   const UserRule rule = user_rule(callable);
   if (PyObject* number = rule == UserRule::None ? nullptr : number_among(args, all)) return specialize(number);
+  if (PyObject* masked = rule == UserRule::None ? nullptr : masked_among(args, all, /*nested=*/true))
+    return specialize_masked(masked);
   if ((rule != UserRule::None || is_torch_operator(callable)) && size_among(args, all))
     return on_values(args, all, [&](PyObject* const* values) { return call(callable, values, n, kwnames); });
   switch (rule) {
@@ -263,7 +265,10 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
       return constant_result(callable, args, n, kwnames);
   }
   if (t == &PyFunction_Type) {
-    if (torch_depth == 0 && all > 0 && is_functional_leaf(callable)) {
+    PyObject* const masked = masked_among(args, all, /*nested=*/false);
+    if (masked)
+      if (PyObject* r = call_on_masked(callable, {args, args + all}, kwnames); r || PyErr_Occurred()) return r;
+    if (!masked && torch_depth == 0 && all > 0 && is_functional_leaf(callable)) {
       bool fake = false;
       for (size_t i = 0; i < all && !fake; ++i) fake = has_fake(args[i]);
       if (fake && !number_among(args, all)) return torch_call(callable, args, n, kwnames, native);
@@ -297,6 +302,7 @@ PyObject* Machine::call(PyObject* callable, PyObject* const* args, size_t nargsf
     if (has_ways_of_its_own(callable)) return graph_break("call-that-breaks", "a call of " + describe(callable));
     guard_identity(callable);
     if (PyObject* number = number_among(args, all)) return specialize(number);
+    if (PyObject* masked = masked_among(args, all, /*nested=*/true)) return specialize_masked(masked);
     if (!reads_arguments(callable, args, all)) return nullptr;
     return torch_call(callable, args, n, kwnames, [&] {
       Paused paused_here(*this);
@@ -376,6 +382,10 @@ PyObject* Machine::call_type(PyObject* type, PyObject* const* args, size_t nargs
     if (PyObject* r = call_number_function(type, args, nargsf, kwnames); r || PyErr_Occurred()) return r;
     if (!(t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t != &PyDict_Type) return specialize(number);
   }
+  if (PyObject* masked = masked_among(args, count_of(nargsf, kwnames), /*nested=*/false)) {
+    if (t == &PyType_Type && count_of(nargsf, kwnames) == 1) return Py_NewRef(names().tensor_type);
+    if (PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(names().tensor_type))) return specialize_masked(masked);
+  }
   if (count_of(nargsf, kwnames) == 1 && !kwnames && is_open_number(args[0])) {
     const bool whole = is_size(args[0]);
     if (t == &PyType_Type) return class_of(args[0]).release();
@@ -453,6 +463,12 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     note_writes(args, count_of(nargsf, kwnames));
     return result;
   };
+  if (has_masked)
+    if (PyObject* r = call_c_on_masked(callable, bound ? self : nullptr, args, n, kwnames); r || PyErr_Occurred())
+      return r;
+  if (!kwnames && count == 2 && is_named(callable, "masked_select") && py::is_tensor(arg(0)) && py::is_tensor(arg(1)) &&
+      THPVariable_Unpack(arg(0)).sizes() == THPVariable_Unpack(arg(1)).sizes())
+    if (PyObject* masked = select_masked(arg(0), arg(1)); masked || PyErr_Occurred()) return masked;
   // What a mode is given as the function where a tensor's attribute is read.
   if (count == 2 && bound && Py_TYPE(self) == &PyGetSetDescr_Type && is_named(callable, "__get__") &&
       py::is_tensor(arg(1)))

@@ -112,6 +112,9 @@ struct CaptureOptions {
   /// decided (Machine::decide_numbers), or breaks the graph.
   bool item_numbers = false;
   std::unordered_set<std::string> breaking_items;
+  /// What a mask selects need not be counted while the program computes no more than each element, or all, of it: where
+  /// the number cannot be decided, and with `masks_change` also where it can.
+  bool masks = false, masks_change = false;
   bool inference_modes = true;  // blocks of torch.inference_mode() do not break the graph
   bool dual_levels = true;      // forward_ad.dual_level() does not break the graph
   bool both_branches = true;    // torch.cond computes both and selects, where nothing but speed tells: branches.cpp

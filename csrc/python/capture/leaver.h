@@ -60,6 +60,8 @@ class Leaver {
   /// The tensor made one of a class.
   RecipePtr of_class(const RecipePtr& tensor, PyTypeObject* type);
   RecipePtr instance(PyObject* o);
+  /// x[mask] of a kiln._masked.Masked. masked.cpp
+  RecipePtr masked(PyObject* o);
   /// Its (key, value) pairs; an OrderedDict from which dict's own methods took something has none.
   static py::Ref whole_items(PyObject* dict);
   std::vector<RecipePtr> dict_parts(PyObject* o);  // key, value, key, value, ...

@@ -51,6 +51,8 @@ class Leaver;
 void load_numbers();
 /// The class of what stands for a text.
 PyTypeObject* text_type();
+/// kiln._masked.Masked.
+PyTypeObject* masked_type();
 /// What gives a number's value on leaving.
 PyObject* number_value_function();
 
@@ -418,11 +420,12 @@ class Machine {
   /// What int() makes of such a number, which is NumPy's no longer; none of some.
   std::optional<symbolic::Expr> as_int(const symbolic::Expr& e);
   bool has_numbers = false, needed_int = false;
-  std::unordered_map<std::string, py::Ref> numbers;         // by source
-  std::unordered_map<PyObject*, SourcePtr> number_sources;  // of `numbers`
-  std::unordered_set<std::string> needed_numbers;           // sources whose values the program needed
-  std::unordered_set<std::string> needed_items;             // call sites of item() likewise
-  bool assertions_refused = false;                          // the next attempt keeps them out of the graph
+  std::unordered_map<std::string, py::Ref> numbers;                        // by source
+  std::unordered_map<PyObject*, SourcePtr> number_sources;                 // of `numbers`
+  std::unordered_set<std::string> needed_numbers;                          // sources whose values the program needed
+  std::unordered_set<std::string> needed_items;                            // call sites of item() and of masks likewise
+  static constexpr const char *kItem = "item() at ", *kMask = "mask at ";  // what these begin with
+  bool assertions_refused = false;  // the next attempt keeps them out of the graph
 
   // --- texts made of numbers and sizes: texts.cpp ---
   /// A kiln._numbers.Text, which stands for a str that is made of numbers, or of sizes.
@@ -443,6 +446,43 @@ class Machine {
   /// Whether one of them is a number, a text or a size, also in lists and tuples.
   bool is_unknown(PyObject* const* args, size_t n) const;
   bool text_needed = false;  // the next attempt makes texts where they are asked for
+
+  // --- masks as indices: masked.cpp ---
+  /// Whether `o` is a kiln._masked.Masked, which stands for x[mask].
+  bool is_masked(PyObject* o) const;
+  /// The first of them among `args`, with `nested` also in lists and tuples; borrowed, or null.
+  PyObject* masked_among(PyObject* const* args, size_t n, bool nested) const;
+  /// Whether something may stand for x[mask].
+  bool may_select(PyObject* x, PyObject* mask);
+  /// The first of the key of `x[mask, 1:]`, if integers and slices follow; else none.
+  static py::Ref mask_of_key(PyObject* key);
+  /// What such a key's mask selects from. New reference.
+  PyObject* part_behind_mask(PyObject* x, PyObject* key);
+  /// What stands for x[mask]; null without an error if the index must be taken as it is.
+  PyObject* select_masked(PyObject* x, PyObject* mask);
+  /// Ends this attempt: the next one takes that mask's indices as they are. Null.
+  PyObject* specialize_masked(PyObject* masked);
+  /// Python's operator `op` where one of the operands is a Masked; null without an error if none is, or it is only
+  /// kept.
+  PyObject* operate_on_masked(const char* op, PyObject* const* args, size_t n);
+  /// A call of a function that takes them; null without an error for any other.
+  PyObject* call_on_masked(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
+  /// The same of a function or method of C, to which others must not be given: bound to `self`, or null.
+  PyObject* call_c_on_masked(PyObject* callable, PyObject* self, PyObject* const* args, size_t n, PyObject* kwnames);
+  /// Whether both are one tensor, or computed alike.
+  bool is_same_mask(PyObject* a, PyObject* b);
+  /// The kiln._masked.Selection of a mask that selected before and has not been written since, or none.
+  py::Ref selection_of(PyObject* mask);
+  /// How many calls so far write to the memory of a tensor.
+  size_t writes_of(PyObject* tensor);
+  /// What x[mask] was taken of, if that can still be done on leaving.
+  struct Selected {
+    py::Ref masked, x, mask, values;
+    size_t x_writes = 0, mask_writes = 0;
+  };
+  const Selected* unchanged_selection(PyObject* masked);
+  std::vector<Selected> selected;
+  bool has_masked = false;
 
   // --- conditions on numbers: conditions.cpp ---
   using NodeSet = std::unordered_set<graph::Node*>;

@@ -24,7 +24,6 @@ PyTypeObject* number_type() {
   static PyObject* t = py::check(PyObject_GetAttrString(numbers_module(), "Number")).release();
   return reinterpret_cast<PyTypeObject*>(t);
 }
-constexpr const char* kItem = "item() at ";
 
 PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
 
@@ -46,6 +45,7 @@ uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
 void load_numbers() {
   number_type();
   text_type();
+  masked_type();
 }
 
 bool Machine::is_number(PyObject* o) const { return has_numbers && Py_TYPE(o) == number_type(); }
@@ -117,6 +117,8 @@ py::Ref Machine::number_of_numpy(PyObject* o) {
 PyObject* Machine::number_step(PyObject* const* args, size_t n) {
   KILN_CHECK(n >= 2 && PyUnicode_Check(args[0]), "kiln._C._number takes what to do and an object");
   if (PyUnicode_CompareWithASCIIString(args[0], "is") == 0) return Py_NewRef(is_number(args[1]) ? Py_True : Py_False);
+  if (PyUnicode_CompareWithASCIIString(args[0], "masked") == 0)
+    return Py_NewRef(is_masked(args[1]) ? Py_True : Py_False);
   if (PyUnicode_CompareWithASCIIString(args[0], "eager_if") == 0) {
     KILN_CHECK(n == 3 && py::is_tensor(args[1]), "a condition is a tensor");
     const at::Tensor condition = THPVariable_Unpack(args[1]);
@@ -160,7 +162,7 @@ PyObject* Machine::need_values(PyObject* sources) {
     if (!needed_items.empty()) break;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
       const std::string source = PyUnicode_AsUTF8(PyTuple_GET_ITEM(sources, i));
-      if (source.starts_with(kItem) != items) continue;
+      if ((source.starts_with(kItem) || source.starts_with(kMask)) != items) continue;
       (items ? needed_items : needed_numbers).insert(source);
       if (auto number = numbers.find(source); number != numbers.end())
         needed_int |= class_of_number(number->second.get()) == reinterpret_cast<PyObject*>(&PyLong_Type);

@@ -20,6 +20,11 @@ PyObject* operator_object(const char* name) {
 }
 
 PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t n, PyObject* (*f)(PyObject* const*)) {
+  const std::string_view name = op;
+  if (n == 2 && name == "getitem")
+    if (PyObject* masked = m.select_masked(args[0], args[1]); masked || PyErr_Occurred()) return masked;
+  if (m.has_masked)
+    if (PyObject* r = m.operate_on_masked(op, args, n); r || PyErr_Occurred()) return r;
   bool tensor = false, method = false;  // of a class in Python, which says what the operator does
   for (size_t i = 0; i < n; ++i) {
     tensor |= py::is_tensor(args[i]);
@@ -29,14 +34,12 @@ PyObject* operate_once(Machine& m, const char* op, PyObject* const* args, size_t
                         !m.is_open_number(args[i]);
   }
   // PyTorch's bindings ask what is no int and no slice for its value.
-  if (n == 2 && py::is_tensor(args[0]) && m.is_size(args[1]) && std::string_view(op) == "getitem" &&
-      m.takes_open_sizes("select")) {
+  if (n == 2 && py::is_tensor(args[0]) && m.is_size(args[1]) && name == "getitem" && m.takes_open_sizes("select")) {
     static PyObject* select = PyObject_GetAttrString(PyImport_AddModule("torch"), "select");
     const py::Ref zero = py::Ref::steal(PyLong_FromLong(0));
     PyObject* const given[] = {args[0], zero.get(), args[1]};
     return m.call(select, given, 3, nullptr);
   }
-  const std::string_view name = op;
   if (n >= 2 && py::is_tensor(args[0]) && (name == "getitem" || name == "setitem")) {
     const py::Ref pair = m.select_open(args[0], args[1]);
     if (PyErr_Occurred()) return nullptr;
@@ -245,6 +248,10 @@ static bool is_hashed(PyObject* o) {
 Flow op_contains_op(Exec& e, int arg) {
   const int looked_up = e.m.looks_up(e.top(0), e.top(1), Machine::LookUp::Presence);
   if (looked_up < 0 || e.m.refuses_iterator(e.top(0))) return Flow::Error;
+  if (PyObject* masked = e.m.masked_among(&e.top(1), 2, /*nested=*/true)) {
+    e.m.specialize_masked(masked);
+    return Flow::Error;
+  }
   const bool apart = e.m.tell_apart(e.top(0), e.top(1));
   if ((!apart && !e.m.reads(e.top(0), looked_up ? -1 : 0)) || !e.m.reads(e.top(1))) return Flow::Error;
   if (!apart) e.m.pin_lookup(e.top(0), e.top(1));

@@ -384,6 +384,7 @@ RecipePtr Leaver::recipe(PyObject* o) {
       r->parts.push_back(recipe(PyTuple_GET_ITEM(args.get(), i)));
     return r;
   }
+  if (m.is_masked(o) && !made_.count(o)) return masked(o);
   if (m.is_number(o) && !made_.count(o)) {
     if (auto s = m.number_sources.find(o); s != m.number_sources.end()) return made_[o] = source(s->second);
     RecipePtr r = begin(o, Recipe::Kind::Call);

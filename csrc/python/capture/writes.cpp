@@ -127,6 +127,7 @@ PyObject* Machine::remember_made_type(PyObject* type) {
   for (Py_ssize_t i = 0; items && i < PyList_GET_SIZE(items.get()); ++i) {
     PyObject* const item = PyList_GET_ITEM(items.get(), i);
     PyObject* const v = PyTuple_GET_ITEM(item, 1);
+    if (is_masked(v)) return specialize_masked(v);
     if (!is_number(v) && !is_text(v) && !is_open_number(v)) continue;
     const py::Ref value = py::Ref::steal(is_open_number(v) ? with_values(v) : specialize(v));
     if (!value || PyObject_SetAttr(type, PyTuple_GET_ITEM(item, 0), value.get()) < 0) return nullptr;

@@ -362,10 +362,11 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.for_fx = static_cast<bool>(config.backend);
     // Data that decide otherwise again and again: better a break than the recompile limit.
     constexpr int64_t kMostBranches = 4;
-    options.data_branches = pass_enabled("capture.data_branches") &&
-                            std::count_if(cache.entries.begin(), cache.entries.end(), [](const EntryPtr& e) {
-                              return static_cast<bool>(e->other_branch);
-                            }) < kMostBranches;
+    const int64_t branches = std::count_if(cache.entries.begin(), cache.entries.end(),
+                                           [](const EntryPtr& e) { return static_cast<bool>(e->other_branch); });
+    options.data_branches = pass_enabled("capture.data_branches") && branches < kMostBranches;
+    options.masks = pass_enabled("capture.masks");
+    options.masks_change = branches > 0;
     // Where sizes decide on the program's way again and again, each is better taken by itself.
     constexpr int64_t kMostOpen = 4;
     const bool few = std::count_if(cache.entries.begin(), cache.entries.end(),
