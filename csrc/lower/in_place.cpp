@@ -359,7 +359,6 @@ void Lowering::lower_mutations() {
     const auto same = writes_same_.find(out_.inputs[m.input]);
     m.writes_same = same != writes_same_.end() && same->second;
   }
-  lower_asked();
   for (const Write& w : writes) {
     // A part is of something large, of which nothing is kept for an error. (The others may join what computes them.)
     ordered_ = w.to.numel() < buffers()[w.to.buffer].numel;

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "graph/passes/passes.h"
+#include "ops/ops.h"
 
 namespace kiln::lower {
 
@@ -159,7 +160,7 @@ Lowering::Lowering(const graph::Graph& g, const LowerOptions& options) : g_(g), 
   for (auto it = g.nodes().rbegin(); it != g.nodes().rend(); ++it) {
     const Node& n = **it;
     if (!is_live(n)) continue;
-    if (is_view(n.op) && n.args.at(0).is_value()) {
+    if (lower::is_view(n.op) && n.args.at(0).is_value()) {
       for (uint32_t i = 0; i < n.results.size(); ++i)
         if (auto u = uses_.find({const_cast<Node*>(&n), i}); u != uses_.end()) {
           const Uses through = u->second;
@@ -181,7 +182,7 @@ Lowering::Lowering(const graph::Graph& g, const LowerOptions& options) : g_(g), 
     const auto bytes = [](graph::Value of) { return of.meta().numel() * dtype_size(of.meta().dtype); };
     const int64_t whole = bytes(v);
     escaping_.insert(v);
-    while (v.node->kind == graph::NodeKind::Call && is_view(v.node->op) && v.node->args.at(0).is_value()) {
+    while (v.node->kind == graph::NodeKind::Call && lower::is_view(v.node->op) && v.node->args.at(0).is_value()) {
       v = v.node->args[0].value();
       if (bytes(v) == whole) escaping_.insert(v);
     }
@@ -335,7 +336,7 @@ void Lowering::set(const Node& n, Tensor t, uint32_t i, bool recompute) {
     raising->may_raise = true;
     t.lazy = std::move(raising);
   }
-  if (!t.strided() && !is_view(n.op)) {
+  if (!t.strided() && !lower::is_view(n.op)) {
     const auto u = uses_.find(v);
     const Uses uses = u == uses_.end() ? Uses{} : u->second;
     const bool cheap = t.lazy->loads == 0 ? t.lazy->ops <= 8 : t.lazy->wide_loads <= 1 && t.lazy->ops <= kCheapOps;
@@ -495,16 +496,50 @@ void Lowering::lower_outputs() {
   }
 }
 
+std::vector<const Node*> Lowering::nodes_in_order() const {
+  std::vector<const Node*> order;
+  for (const auto& n : g_.nodes()) order.push_back(n.get());
+  if (!g_.asked) return order;
+  std::unordered_set<const Node*> answer;
+  std::vector<const Node*> todo{g_.outputs()[*g_.asked].value().node};
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    const bool light = n->kind == graph::NodeKind::Call && ops::recompute_cost(n->op) <= ops::Recompute::Cheap &&
+                       !has_effect(*n) && !draws_random(n->op) && !graph::may_raise(*n);
+    if (!light || !answer.insert(n).second) continue;
+    for (const Arg& a : n->args)
+      graph::for_each_value(a, [&](graph::Value v) {
+        if (v) todo.push_back(v.node);
+      });
+  }
+  // What is moved comes right behind the last of its arguments that is not.
+  std::unordered_map<const Node*, std::pair<size_t, bool>> places;
+  for (size_t i = 0; i < order.size(); ++i) {
+    std::pair<size_t, bool> place{i, false};
+    if (answer.contains(order[i])) {
+      place = {0, true};
+      for (const Arg& a : order[i]->args)
+        graph::for_each_value(a, [&](graph::Value v) {
+          if (v) place.first = std::max(place.first, places.at(v.node).first);
+        });
+    }
+    places.emplace(order[i], place);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const Node* a, const Node* b) { return places.at(a) < places.at(b); });
+  return order;
+}
+
 void Lowering::lower_asked() {
-  if (!g_.asked) return;
   // Takes part in the order as a call that reads the bool and writes all inputs that are written.
   loops::Extern e;
   e.index = static_cast<int>(out_.externs.size());
   e.name = "kiln::ask";
   ExternCall call;
-  call.results.push_back(out_.outputs.at(*g_.asked).view);
+  call.results.push_back(view_of(in_memory(g_.outputs()[*g_.asked].value())));
   e.reads = {call.results[0]->buffer};
-  for (const auto& m : out_.mutated) e.writes.push_back(out_.inputs[m.input]);
+  for (const auto& m : g_.mutations()) e.writes.push_back(get(m.input).buffer);
   e.effect = true;
   out_.externs.push_back(std::move(call));
   out_.program.add_extern(std::move(e));
@@ -513,11 +548,14 @@ void Lowering::lower_asked() {
 Lowered Lowering::run() {
   lower_inputs();
   find_users();
-  for (const auto& n : g_.nodes()) {
+  const Node* const asked = g_.asked ? g_.outputs()[*g_.asked].value().node : nullptr;
+  if (asked && asked->kind != graph::NodeKind::Call) lower_asked();
+  for (const Node* n : nodes_in_order()) {
     if (n->kind != graph::NodeKind::Call || !is_live(*n)) continue;
     if (n->backward && !backward_begins_) backward_begins_ = static_cast<int>(out_.program.items.size());
     recomputing_ = n->recomputed;
     lower_node(*n);
+    if (n == asked) lower_asked();
   }
   recomputing_ = false;
   lower_outputs();

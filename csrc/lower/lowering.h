@@ -133,7 +133,10 @@ class Lowering {
   /// The stores that make what is at `to` equal to v.
   void store_changes(graph::Value v, const Tensor& to, const std::string& name, std::vector<Write>& writes);
   void lower_mutations();
+  /// Asks what Graph::asked says, before an input is written: as soon as the answer is known.
   void lower_asked();
+  /// The graph's nodes, with the cheap ones that the answer is computed by as early as they can be.
+  std::vector<const Node*> nodes_in_order() const;
   BufferId add_buffer(std::string name, const TensorMeta& meta, loops::BufferKind kind);
   TensorView view_of(const Tensor& t) const;
 

@@ -582,7 +582,7 @@ def as_float(number):
 
 def as_tensor(number, dtype=None, device=None, **others):
     """torch.tensor and torch.as_tensor."""
-    if not is_number(number) or device is not None or len(others) > 0:
+    if not is_number(number) or not is_cpu(device) or len(others) > 0:
         specialize(first_number((number, dtype, *others.values())))
     if dtype is None:
         of_python = torch.get_default_dtype() if number.bound is None else torch.int64
@@ -592,6 +592,11 @@ def as_tensor(number, dtype=None, device=None, **others):
     if dtype is not torch.float32 and dtype is not torch.float64:
         specialize(number)
     return as_operand(number).to(dtype, copy=True)
+
+
+def is_cpu(device):
+    """Whether such an argument is no other device."""
+    return device is None or torch.device(device).type == "cpu"
 
 
 def stored(subject, value):
@@ -787,6 +792,13 @@ def call(function, args, kwargs):
 
 # What scales a list of tensors, by function: the name of the number that all of them share.
 FOREACH_SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value", "lerp": "weight"}
+# Those of two operands, which a tensor's method of this name computes with a number.
+FOREACH_BOUNDS = {
+    "clamp_min": "clamp_min",
+    "clamp_max": "clamp_max",
+    "maximum": "clamp_min",
+    "minimum": "clamp_max",
+}
 
 
 def call_each(name, args, kwargs):
@@ -796,7 +808,7 @@ def call_each(name, args, kwargs):
     last = [*args, *kwargs.values()][-1]
     shared = is_number(last)
     by_name = list(kwargs) == [FOREACH_SCALES.get(base)]
-    plain = base in FOREACH_SCALES or base in ("mul", "div")
+    plain = base in FOREACH_SCALES or base in FOREACH_BOUNDS or base in ("mul", "div")
     plain = plain and (len(kwargs) == 0 or (by_name and shared))
     if not plain or len(lists) != len(args) - (1 if shared and not by_name else 0):
         specialize(first_number([*args, *kwargs.values(), *[item for each in lists for item in each]]))
@@ -804,6 +816,6 @@ def call_each(name, args, kwargs):
     tensors, numbers = (lists, [last] * len(lists[0])) if shared else (lists[:-1], last)
     results = []
     for first, *others, number in zip(*tensors, numbers, strict=True):
-        method = getattr(first, name)
+        method = getattr(first, name.replace(base, FOREACH_BOUNDS.get(base, base)))
         results.append(method(*others, **{FOREACH_SCALES[base]: number}) if scaled else method(*others, number))
     return args[0] if name.endswith("_") else tuple(results)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kiln
-from helpers import breaks, check, outcome
+from helpers import breaks, check, logged_loops, outcome
 from kiln import _C
 from kiln.testing import assert_same
 
@@ -138,6 +138,29 @@ def test_a_graph_that_writes_to_what_exists_asks_first():
             expected, actual = torch.ones(2, 1), torch.ones(2, 1)
             assert_same(outcome(f, (x, expected), {}), outcome(compiled, (x, actual), {}))
             assert_same(expected, actual)
+
+
+def test_it_asks_as_soon_as_it_can(capfd):
+    """What is written can be computed in place then: an optimizer's step takes no copies of its parameters."""
+
+    def loops(asks):
+        net = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            if asks and not torch.isfinite(loss):
+                raise ValueError("infinite")
+            optimizer.step()
+
+        kiln.compile(step)(torch.randn(4, 8))
+        return logged_loops(capfd, step, torch.randn(4, 8))[1]
+
+    plain, asking = loops(asks=False), loops(asks=True)
+    assert asking.index("kiln::ask") < asking.index("aten::mm")
+    assert asking.count("nest") == plain.count("nest")
 
 
 def test_without_compiled_kernels():

@@ -80,6 +80,8 @@ FOREACH = {
     "addcdiv": lambda a, b, v: torch._foreach_addcdiv(a, b, [x + 3 for x in b], value=v),
     "lerp": lambda a, b, v: torch._foreach_lerp(a, b, weight=v),
     "numbers": lambda a, b, v: (torch._foreach_mul(a, [v, v + 1]), torch._foreach_addcmul(a, a, b, [v, v])),
+    "bounds": lambda a, b, v: (torch._foreach_clamp_min(a, v), torch._foreach_clamp_max_(b, v)),
+    "extremes": lambda a, b, v: (torch._foreach_maximum_(a, v), torch._foreach_minimum(b, v)),
     "constant alpha": lambda a, b, v: torch._foreach_add([x * v for x in a], b, alpha=2),
 }
 
@@ -211,6 +213,8 @@ def test_gradients_pass_by():
             torch.tensor([w, 1.0, 2]),
             torch.tensor([[w], [0.1]], dtype=torch.float64),
             torch.as_tensor((w, x.sum())),
+            torch.tensor([w, 2 * w], dtype=torch.float32, device=x.device),
+            torch.as_tensor(w, dtype=torch.float32, device="cpu"),
         ),
         lambda x, w: x**w if w >= 0 else x,
         lambda x, w: x * (w % 2) + w // 2,

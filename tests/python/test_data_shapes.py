@@ -125,6 +125,32 @@ def test_a_mask_of_floats_breaks():
     assert breaks(f, torch.rand(50)) == 1
 
 
+def test_counts_of_so_many_numbers_at_least():
+    """Whatever they are: the largest is only asked whether it is larger than the least size."""
+
+    def f(x, y, w):
+        confused = torch.bincount(y * 5 + x.argmax(1), minlength=25).reshape(5, 5)
+        return confused, torch.bincount(y, weights=w, minlength=9), torch.bincount(x.abs().long()[:, 0], minlength=50)
+
+    compiled = kiln.compile(f, fullgraph=True)
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.float16):
+        for n in range(2, 6):
+            args = torch.randn(16, 5), torch.randint(0, n, (16,)), torch.rand(16).mul(5).to(dtype)
+            torch.testing.assert_close(compiled(*args), f(*args))
+    assert len(compiled._entries) == 4
+
+    def confused(x, y):
+        return torch.bincount(y * 5 + x.argmax(1), minlength=25)
+
+    check(confused, torch.randn(16, 5), torch.randint(0, 5, (16,)))
+    compiled = kiln.compile(confused)
+    x = torch.randn(16, 5)
+    for y in (torch.arange(16) % 5, torch.arange(16), torch.arange(16) % 3):
+        assert torch.equal(compiled(x, y), confused(x, y))
+    with pytest.raises(RuntimeError, match="non-negative"):
+        compiled(x, -torch.arange(16))
+
+
 def test_switched_off():
     def f(x, mask):
         return x[mask] * 2

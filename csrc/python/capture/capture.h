@@ -62,7 +62,8 @@ struct CaptureResult {
   /// A value of `traced`, a 0-dim bool, or none: if it is true after the graph has run, an assertion of the program has
   /// failed. The graph has changed nothing then but the generator, and the call is to run in eager.
   graph::Value failed;
-  std::shared_ptr<aten::Sizes> sizes;  // of `traced`, if some are left open
+  std::vector<std::pair<py::Ref, int>> expected_jumps;  // those assertions that CaptureOptions::expected_jump made
+  std::shared_ptr<aten::Sizes> sizes;                   // of `traced`, if some are left open
   struct OpenInt {
     guards::SourcePtr source;
     py::Ref value;
@@ -121,6 +122,9 @@ struct CaptureOptions {
   bool texts = true;  // what is formatted of numbers and sizes is made when the graph has run (Machine::make_text)
   /// Branches on a tensor of which one side raises stay in the graph: see Machine::assert_that.
   bool assertions = false;
+  /// Whether a jump (code, place in code units) on the value of a tensor is expected to be taken: if that can be an
+  /// assertion, it is.
+  std::function<std::optional<bool>(PyCodeObject*, int)> expected_jump;
   bool assertions_in_graph = true;  // else only those that can be asked before the graph runs
   /// Whether small tensors of integers decide by guards on branches, numbers and shapes; else only single elements do,
   /// on branches.

@@ -156,17 +156,34 @@ bool repeat_elements(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   return indices.defined() && give(op, stack, {self.index_select(dim, indices)});
 }
 
-/// How often each number occurs, added up.
+/// How many numbers bincount() counts, of which there are some: `least`, if none is larger, whatever they are. None if
+/// that cannot be known.
+std::optional<int64_t> numbers_to_count(Machine& m, const at::Tensor& self, int64_t least) {
+  if (least < 0) return {};
+  if (!m.may_decide(self)) {
+    if (least == 0) return {};
+    const at::Tensor fits = at::logical_and(at::ge(at::min(self), 0), at::lt(at::max(self), least));
+    return m.assert_that(fits, /*wanted=*/true) ? std::optional(least) : std::nullopt;
+  }
+  if (!none_negative(m, self)) return {};
+  if (least > 0 && m.decide(at::lt(at::max(self), least)).value_or(false)) return least;
+  const at::Tensor largest = m.decide_numbers(at::max(self).to(at::kLong));
+  return largest.defined() ? std::optional(std::max(least, largest.item().toLong() + 1)) : std::nullopt;
+}
+
+/// How often each number occurs, or their weights, added up.
 bool bincount(Machine& m, const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = argument(op, stack, 0).toTensor();
-  if (!argument(op, stack, 1).isNone() || self.dim() != 1 || self.numel() == 0 || !m.may_decide(self)) return false;
-  const int64_t least = argument(op, stack, 2).toInt();
-  if (least < 0 || !none_negative(m, self)) return false;
-  const at::Tensor largest = m.decide_numbers(at::max(self).to(at::kLong));
-  if (!largest.defined()) return false;
-  const int64_t size = std::max(least, largest.item().toLong() + 1);
-  const at::TensorOptions options = self.options().dtype(at::kLong);
-  return give(op, stack, {at::zeros({size}, options).scatter_add(0, self.to(at::kLong), at::ones_like(self, options))});
+  const auto weights = argument(op, stack, 1).toOptional<at::Tensor>();
+  if (self.dim() != 1 || self.numel() == 0 || !c10::isIntegralType(self.scalar_type(), /*includeBool=*/false) ||
+      (weights && (weights->sizes() != self.sizes() || weights->is_complex() || weights->requires_grad())))
+    return false;
+  const std::optional<int64_t> size = numbers_to_count(m, self, argument(op, stack, 2).toInt());
+  if (!size) return false;
+  const at::ScalarType type = !weights ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
+  const at::TensorOptions options = self.options().dtype(type);
+  const at::Tensor added = weights ? weights->to(type) : at::ones_like(self, options);
+  return give(op, stack, {at::zeros({*size}, options).scatter_add(0, self.to(at::kLong), added)});
 }
 
 bool equal(Machine& m, const c10::OperatorHandle& op, Stack& stack) {

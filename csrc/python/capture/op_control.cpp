@@ -63,14 +63,37 @@ std::optional<bool> truth_that_goes_on(PyCodeObject* code, int next, int offset,
 }
 
 namespace {
+/// The truth of a tensor that the jump at hand is expected to find; negative if nothing is, it is known, or nothing can
+/// see to it.
+int expected_truth(Exec& e, PyObject* o, bool if_true) {
+  if (!e.m.options.expected_jump) return -1;
+  const auto jumps = e.m.options.expected_jump(e.code, e.next - 1);
+  if (!jumps) return -1;
+  const at::Tensor& t = THPVariable_Unpack(o);
+  if (const auto known = e.m.decide_truth(t)) return *known;
+  if (t.numel() != 1 || t.is_complex()) return -1;
+  const bool expected = *jumps == if_true;
+  const bool plain = t.dim() == 0 && t.scalar_type() == at::kBool;
+  if (!e.m.assert_that(plain ? t : at::ne(t.detach().reshape({}), 0), expected)) return -1;
+  e.m.result.expected_jumps.emplace_back(py::Ref::borrow(reinterpret_cast<PyObject*>(e.code)), e.next - 1);
+  return expected;
+}
+
 Flow pop_jump(Exec& e, int offset, bool if_true) {
   int t = -1;
   if (PyObject* o = e.top(); py::is_tensor(o) && e.m.has_fake(o) && !e.m.asks_class(o)) {
     const auto good = truth_that_goes_on(e.code, e.next, offset, if_true);
     if (good && e.m.assert_that(THPVariable_Unpack(o), *good)) t = *good;
+    if (t < 0) t = expected_truth(e, o, if_true);
   }
   if (t < 0) t = truth(e, e.top());
-  if (t < 0) return Flow::Error;
+  if (t < 0) {
+    if (BreakReason& reason = e.m.reason; reason.id == "data-dependent-branch" && !reason.jump_code) {
+      reason.jump_code = py::Ref::borrow(reinterpret_cast<PyObject*>(e.code));
+      reason.jump_at = e.next - 1;
+    }
+    return Flow::Error;
+  }
   e.drop(1);
   if ((t != 0) == if_true) e.next += offset;
   return Flow::Next;

@@ -83,6 +83,8 @@ struct BreakReason {
   std::string stack;  // the user's stack as Python prints it, innermost last
   std::string file;
   int line = 0;
+  py::Ref jump_code;  // of a branch on a tensor: where it jumps
+  int jump_at = -1;   // in code units
 };
 
 /// How the frame goes on after the captured part.

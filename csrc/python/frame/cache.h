@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "python/frame/expected_jumps.h"
 #include "python/frame/late_sizes.h"
 #include "python/frame/leave.h"
 #include "python/frame/mode.h"
@@ -59,6 +60,12 @@ struct Entry {
   py::Ref continuation_function;  // made of it for the globals it was last used with; none if it has a closure
   int64_t id = 0;
   int64_t hits = 0;
+
+  // Branches on tensors. The jump at which this code breaks; that at which it, or what it calls, does, while nobody
+  // knows whether that always goes one way; and those that are assertions of the graph, with the calls that failed.
+  JumpSite breaks_at, waits_for;
+  std::vector<JumpSite> expected;
+  int64_t failures = 0;
 };
 using EntryPtr = std::shared_ptr<Entry>;
 
@@ -119,6 +126,8 @@ struct CodeInfo {
   std::shared_ptr<ResumePoint> resume;
   /// Resume functions made for this code, by their key.
   std::map<std::string, py::Ref> resume_points;
+  /// Jumps at which the graph broke, by their places.
+  std::unordered_map<int, JumpHistory> jumps;
 };
 /// The code object's record, made at the first call. Null only if memory ran out.
 CodeInfo* code_info(PyCodeObject* code);

@@ -360,6 +360,9 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.breaking_items = cache.breaking_items;
     options.assertions = !config.backend && pass_enabled("capture.assertions");
     options.for_fx = static_cast<bool>(config.backend);
+    // kiln.explain tells of the breaks that may come.
+    if (options.assertions && !recording() && pass_enabled("capture.expected_jumps"))
+      options.expected_jump = expected_jump;
     // Data that decide otherwise again and again: better a break than the recompile limit.
     constexpr int64_t kMostBranches = 4;
     const int64_t branches = std::count_if(cache.entries.begin(), cache.entries.end(),
@@ -429,6 +432,15 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   if (result.traced) entry->num_outputs = result.traced->outputs().size();
   if (result.traced) entry->effects = effects_of(*result.traced);
   entry->has_assertions = static_cast<bool>(result.failed);
+  for (const auto& [in, at] : result.expected_jumps)
+    entry->expected.push_back(jump_site(reinterpret_cast<PyCodeObject*>(in.get()), at, code));
+  if (const auto& reason = result.exit.reason; breaks && reason.jump_code && entry->raises.empty() && !config.backend) {
+    auto* const in = reinterpret_cast<PyCodeObject*>(reason.jump_code.get());
+    const JumpSite site = jump_site(in, reason.jump_at, code);
+    if (in == code) entry->breaks_at = site;
+    // Known, and a break all the same: nothing could see to it.
+    if (pass_enabled("capture.expected_jumps") && !expected_jump(in, reason.jump_at)) entry->waits_for = site;
+  }
   try {
     compile_graph(result, open, shared_config, *entry);
   } catch (const py::PythonError&) {

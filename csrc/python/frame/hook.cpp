@@ -64,6 +64,7 @@ py::Ref function_for(const Target& t, PyObject* code) {
 struct RunAgain {
   std::function<void(double seconds)> took = nullptr;
   bool in_parts = false;  // what the call calls is compiled, which does not count
+  bool failed = false;    // an assertion of the program, or a branch that went another way than expected
 };
 
 /// What `f` returns, and the seconds that it took, compiles aside.
@@ -153,7 +154,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
     } catch (const runtime::AssertionFailed& e) {
       if (generator) generator->restore();
       log_artifact(Topic::fallback, "the call is run again in eager", e.what());
-      throw RunAgain{};
+      throw RunAgain{.failed = true};
     } catch (const std::exception& e) {
       if (entry.effects.changes && !runtime::raised_before_writes()) throw;
       log_artifact(Topic::fallback, "a graph raised and is run again in eager", e.what());
@@ -164,7 +165,7 @@ GraphOutputs run_graph(Entry& entry, PyObject* const* values, guards::Owned& own
       if (out.tensors.back().item<bool>()) {
         log_artifact(Topic::fallback, "an assertion failed and the call is run again in eager", "");
         if (generator) generator->restore();
-        throw RunAgain{};
+        throw RunAgain{.failed = true};
       }
       out.tensors.pop_back();
     }
@@ -314,6 +315,22 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
   return run_entry(target, std::move(entry), call, values, owned, frame);
 }
 
+/// The code is to be captured anew in place of this entry, which does not count for the recompile limit.
+void retire(const Target& target, const EntryPtr& entry, const std::string& why) {
+  if (std::erase(target.cache->entries, entry) == 0) return;
+  log_artifact(Topic::recompiles, place_of(target.code), why);
+  if (const auto owner = target.cache->owners.find(entry->owner); owner != target.cache->owners.end())
+    --owner->second.compiles;
+}
+
+/// The entry's assertions failed for a call. It costs a run of the graph, and one in eager.
+void note_failure(const Target& target, const EntryPtr& entry) {
+  constexpr int64_t kFirst = 2, kRare = 16;
+  if (entry->expected.empty() || ++entry->failures < kFirst || entry->failures * kRare < entry->hits) return;
+  note_varying(entry->expected);
+  retire(target, entry, "branches on tensors that were expected to go one way break the graph from now on");
+}
+
 /// The module whose method the frame is of, else null.
 const void* module_of(py311::Frame* frame) {
   PyObject* self = frame->f_code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
@@ -428,6 +445,7 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
       KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");
       return results[0].release();
     } catch (const RunAgain& again) {
+      if (again.failed) note_failure(target, entry);
       return call_plainly(target, first_call, again);
     }
   }
@@ -442,6 +460,7 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     try {
       results = run_region(*entry, values.data(), owned);
     } catch (const RunAgain& again) {
+      if (again.failed) note_failure(target, entry);
       return call_plainly(target, call, again);
     }
     if (!entry->continuation) {
@@ -472,7 +491,11 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     if (!result) return nullptr;
     if (whole) raise("GraphBreakError", entry->raises);
     ResumeCall next;
-    if (!take_resume_call(result.get(), &next)) return result.release();
+    const bool resumes = take_resume_call(result.get(), &next);
+    if (resumes && entry->breaks_at) note_jump(entry->breaks_at, reinterpret_cast<PyCodeObject*>(next.code.get()));
+    if (entry->waits_for && expected_jump(entry->waits_for.code, entry->waits_for.at))
+      retire(target, entry, "a branch on a tensor, which is an assertion from now on, always went one way");
+    if (!resumes) return result.release();
     result = py::Ref();
     state = py::Ref();
     // What the next part has no use for dies before it runs, as in eager.
