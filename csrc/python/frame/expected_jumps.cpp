@@ -8,7 +8,8 @@
 namespace kiln::frame {
 
 namespace {
-/// So often a jump is seen before it is expected to go on like this; if it went the other way before, too.
+/// In so many calls a jump goes one way before it is expected to go on like this; if it went the other way before, too.
+/// (A loop that data ends goes both ways in each.)
 constexpr int64_t kOften = 8, kOftenAgain = 32;
 
 /// The instruction's place in the code that a resume function's is a part of.
@@ -38,19 +39,21 @@ std::optional<bool> expected_jump(PyCodeObject* code, int at) {
   const auto it = info->jumps.find(place);
   if (it == info->jumps.end()) return std::nullopt;
   const JumpHistory& seen = it->second;
-  if (seen.varies || seen.in_a_row < (seen.both ? kOftenAgain : kOften)) return std::nullopt;
+  if (seen.varies || seen.calls < (seen.both ? kOftenAgain : kOften)) return std::nullopt;
   return seen.jumped;
 }
 
-void note_jump(const JumpSite& site, PyCodeObject* resumed) {
+void note_jump(const JumpSite& site, PyCodeObject* resumed, int64_t call) {
   CodeInfo* info = code_info(site.code);
   const CodeInfo* to = find_code_info(resumed);
   if (!info || !to || !to->resume) return;
   JumpHistory& seen = info->jumps[site.at];
   const bool jumped = to->resume->offset != site.at + 1;
-  if (seen.in_a_row > 0 && jumped != seen.jumped) seen.both = true, seen.in_a_row = 0;
+  const bool turned = seen.call >= 0 && jumped != seen.jumped;
+  if (turned) seen.both = true, seen.calls = 0;
+  if (!turned && call != seen.call) ++seen.calls;
   seen.jumped = jumped;
-  ++seen.in_a_row;
+  seen.call = call;
 }
 
 void note_varying(const std::vector<JumpSite>& sites) {

@@ -21,18 +21,20 @@ struct JumpSite {
 };
 /// What was seen of a jump.
 struct JumpHistory {
-  bool jumped = false;   // the last time
-  int64_t in_a_row = 0;  // times up to the last that it went that way
-  bool both = false;     // it went the other way before
-  bool varies = false;   // nothing is expected of it any more
+  bool jumped = false;  // the last time
+  int64_t call = -1;    // of the program's outermost compiled function, the last time
+  int64_t calls = 0;    // up to that one, in a row, in which it went no other way
+  bool both = false;    // it went the other way before
+  bool varies = false;  // nothing is expected of it any more
 };
 
 /// The site of the instruction at `at` of `code`, which may be a resume function's, for an entry of the code `owner`.
 JumpSite jump_site(PyCodeObject* code, int at, PyCodeObject* owner);
 /// Whether the instruction jumps, if it did so, or did not, for long; else none.
 std::optional<bool> expected_jump(PyCodeObject* code, int at);
-/// The code goes on, behind the jump, in the resume function with this code.
-void note_jump(const JumpSite& site, PyCodeObject* resumed);
+/// In this call of the outermost compiled function the code goes on, behind the jump, in the resume function with this
+/// code.
+void note_jump(const JumpSite& site, PyCodeObject* resumed, int64_t call);
 /// One of these went another way again and again.
 void note_varying(const std::vector<JumpSite>& sites);
 

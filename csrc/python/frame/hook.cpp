@@ -27,6 +27,7 @@ namespace kiln::frame {
 namespace {
 
 int hook_depth = 0;                       // under the GIL
+int64_t outermost_calls = 0;              // so often it was 0 before
 _PyFrameEvalFunction previous = nullptr;  // the evaluator that was installed before
 _PyFrameEvalFunction above = nullptr;     // the one that was put above ours and calls it; null if there is none
 
@@ -382,6 +383,7 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
 
 HookScope::HookScope() {
   if (hook_depth++ > 0) return;
+  ++outermost_calls;
   PyInterpreterState* interpreter = PyInterpreterState_Get();
   _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
   if (now == &eval_frame) return;     // the one above has gone and left ours there
@@ -492,7 +494,8 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
     if (whole) raise("GraphBreakError", entry->raises);
     ResumeCall next;
     const bool resumes = take_resume_call(result.get(), &next);
-    if (resumes && entry->breaks_at) note_jump(entry->breaks_at, reinterpret_cast<PyCodeObject*>(next.code.get()));
+    if (resumes && entry->breaks_at)
+      note_jump(entry->breaks_at, reinterpret_cast<PyCodeObject*>(next.code.get()), outermost_calls);
     if (entry->waits_for && expected_jump(entry->waits_for.code, entry->waits_for.at))
       retire(target, entry, "a branch on a tensor, which is an assertion from now on, always went one way");
     if (!resumes) return result.release();
