@@ -26,12 +26,16 @@ class Selection:
         self.sources = (source,)
 
     def over(self, values):
-        """The mask in as many dims as `values` has."""
-        return self.mask.reshape(self.mask.shape + (1,) * (values.dim() - self.ndim))
+        return over(self.mask, values)
 
     def only(self, values, other):
         """`values` with the number `other` where the mask is false."""
         return torch.where(self.over(values), values, other)
+
+
+def over(mask, values):
+    """The mask in as many dims as `values` has."""
+    return mask.reshape(mask.shape + (1,) * (values.dim() - mask.dim()))
 
 
 class Masked:
@@ -88,14 +92,16 @@ def specialize(masked):
 
 def select(x, mask, source):
     """`x[mask]`, the first selection by this mask."""
-    return selected(x, Selection(mask, source))
+    return selected(x, mask, Selection(mask, source))
 
 
-def selected(x, selection):
+def selected(x, mask, selection):
+    """`x[mask]` of a mask that is the selection's."""
     if x.shape[: selection.ndim] != selection.mask.shape:
         specialize(selection)
     filler = 1.0 if x.is_floating_point() else False if x.dtype is torch.bool else 0
-    return Masked(selection.only(x, filler), selection, unused=True)
+    # The mask itself, not its copy: autograd keeps it, as eager's does.
+    return Masked(torch.where(over(mask, x), x, filler), selection, unused=True)
 
 
 def materialized(values, mask, differentiable):
@@ -189,7 +195,8 @@ def in_place(function, args, kwargs):
 
 def write(function, target, args, kwargs):
     # What autograd keeps must not change.
-    kept = target._values.requires_grad and not (target._unused and function in LINEAR and len(args) == 2)
+    saves_none = function in SUMS or (function in PRODUCTS and is_constant(args[1:]))
+    kept = target._values.requires_grad and not (target._unused and saves_none and len(args) == 2)
     if kept or not target._alone:
         specialize(target)
     values = target._values
@@ -199,15 +206,16 @@ def write(function, target, args, kwargs):
         specialize(target)
     set_attribute = object.__setattr__
     set_attribute(target, "_values", result)
-    set_attribute(target, "_unused", unused and not is_tensor(args[1:]))
+    set_attribute(target, "_unused", unused)
     return target
 
 
-def is_tensor(args):
+def is_constant(args):
+    """Of operands: whether no gradient is theirs."""
     for a in args:
-        if isinstance(a, torch.Tensor):
-            return True
-    return False
+        if isinstance(a, torch.Tensor) and a.requires_grad:
+            return False
+    return True
 
 
 def sharing(function, args, kwargs):
@@ -501,7 +509,8 @@ IN_PLACE = {
     "ior": torch.bitwise_or,
     "ixor": torch.bitwise_xor,
 }
-LINEAR = {torch.add, torch.sub, torch.mul, torch.div}
+SUMS = {torch.add, torch.sub}
+PRODUCTS = {torch.mul, torch.div}
 
 _POINTWISE = (
     *("abs", "absolute", "acos", "add", "arccos", "arcsin", "arctan", "arctan2", "asin", "atan", "atan2", "asinh"),
@@ -549,6 +558,8 @@ FUNCTIONS[len] = lambda function, args, kwargs: length(args[0])
 
 def method(function, of_tensor):
     def run(self, *args, **kwargs):
+        if not is_masked(self):  # a break came between the look for the method and its call
+            return of_tensor(self, *args, **kwargs)
         return function(of_tensor, (self, *args), kwargs)
 
     return run

@@ -204,6 +204,32 @@ def test_loops_that_data_ends():
             assert_same(compiled(x), f(x))
 
 
+def test_what_a_failing_call_lets_go_of():
+    """A loop's generator is closed where the loop ends, also when a resume function is run again in eager."""
+
+    def pieces(t, log):
+        try:
+            for row in t:
+                yield row * 2
+                log.append(len(log))
+        finally:
+            log.append("closed")
+
+    def f(x):
+        log = []
+        for _, t in enumerate(pieces(torch.relu(x), log)):
+            if x.sin().sum() > 0:
+                break
+            x = x + t
+        log.append("behind")
+        return x, log
+
+    compiled = kiln.compile(f)
+    for i in range(30):
+        x = torch.full((3, 3), -1.0 if i % 12 < 9 else 1.0)
+        assert_same(compiled(x), f(x))
+
+
 def test_between_what_must_happen_at_once(capsys):
     def f(x):
         y = x * 2

@@ -328,16 +328,56 @@ def test_errors():
     def no_mean(x):
         return x.long()[x > 0].mean()
 
+    def no_negative(x):
+        return x[x > 0].isnan().neg()
+
     for f, x in (
         (different, torch.randn(8, 8)),
         (leaf, torch.randn(8, 8, requires_grad=True)),
         (no_mean, torch.randn(8, 8)),
+        (no_negative, torch.randn(8, 8)),
     ):
         with pytest.raises(RuntimeError) as expected:
             f(x)
         with pytest.raises(RuntimeError) as raised:
             kiln.compile(f)(x)
         assert str(raised.value) == str(expected.value)
+
+
+def test_what_autograd_keeps():
+    """Where eager refuses a backward, since something that it kept was written, it is refused."""
+
+    def mask(x):
+        selected = x[:, 0] > 0
+        y = x[selected] * 2
+        selected[0] = ~selected[0]
+        return y.sum()
+
+    def itself(x):
+        y = x[x > 0]
+        y *= y
+        return y.sum()
+
+    def later(x):
+        y = x[x > 0]
+        z = y.square()
+        y += 1
+        return z.sum()
+
+    for f in (mask, itself, later):
+        for g in (f, kiln.compile(f)):
+            x = torch.randn(6, 6, requires_grad=True)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                g(x).backward()
+
+    def allowed(x):
+        y = x[x > 0]
+        y *= 3
+        y += 1
+        return y.exp().sum()
+
+    x = torch.randn(6, 6, requires_grad=True)
+    assert_same(*[torch.autograd.grad(g(x), x)[0] for g in (allowed, kiln.compile(allowed, fullgraph=True))])
 
 
 def test_training_steps():

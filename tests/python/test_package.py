@@ -106,6 +106,7 @@ def test_every_log_topic_prints(topic, capfd):
             y = y * 2
         return y.cos()
 
+    kiln.reset()  # what its branch did for other topics
     compiled = kiln.compile(f, dynamic=False)
     backwards = kiln.compiled_autograd.enable if topic == "compiled_autograd" else contextlib.nullcontext
     kiln.set_logs(topic)

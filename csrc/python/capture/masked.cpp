@@ -107,8 +107,8 @@ PyObject* Machine::select_masked(PyObject* x, PyObject* mask) {
   static PyObject *const first = member("select"), *const further = member("selected");
   py::Ref masked;
   if (const py::Ref selection = selection_of(mask)) {
-    PyObject* const args[] = {x, selection.get()};
-    masked = py::Ref::steal(call(further, args, 2, nullptr));
+    PyObject* const args[] = {x, mask, selection.get()};
+    masked = py::Ref::steal(call(further, args, 3, nullptr));
   } else {
     const py::Ref text = py::check(PyUnicode_FromString((kMask + call_site()).c_str()));
     PyObject* const args[] = {x, mask, text.get()};

@@ -129,8 +129,10 @@ void forget_caches(const ConfigPtr& config) {
 
 void reset_caches() {
   for_each_cache([](CodeCache& cache) { cache.clear(); });
-  for (CodeInfo* i : all_infos())
+  for (CodeInfo* i : all_infos()) {
     if (i->skip == CodeInfo::Skip::Yes || i->skip == CodeInfo::Skip::Below) i->skip = CodeInfo::Skip::Unknown;
+    i->jumps.clear();
+  }
   warnings_given().clear();
   runtime::release_arena();
 }

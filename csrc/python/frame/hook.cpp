@@ -80,16 +80,35 @@ std::pair<PyObject*, double> timed(F&& f) {
 }
 
 /// Calls the target's code as CPython would, with arguments that are bound already, and compiles nothing below it, or
-/// what it calls alone.
-PyObject* call_plainly(Target t, const guards::Call& call, const RunAgain& again) {
+/// what it calls alone. `held`: what holds the arguments of a resume function, to be let go when it begins.
+PyObject* call_plainly(Target t, const guards::Call& call, const RunAgain& again, std::vector<py::Ref>* held) {
   const py::Ref function = function_for(t, reinterpret_cast<PyObject*>(t.code));
-  const py::BoundArguments given(t.code, call.locals);
-  const auto invoke = [&] { return PyObject_Call(function.get(), given.args.get(), given.kwargs.get()); };
+  std::optional<py::BoundArguments> given;
+  if (!held) given.emplace(t.code, call.locals);
+  const auto invoke = [&] {
+    return given
+               ? PyObject_Call(function.get(), given->args.get(), given->kwargs.get())
+               : PyObject_Vectorcall(function.get(), call.locals, static_cast<size_t>(num_arguments(t.code)), nullptr);
+  };
   const auto [result, seconds] = timed([&] {
-    t.plain = again.in_parts;
+    t.plain = again.in_parts || held;
+    t.all_plain = !again.in_parts;
+    t.held = held;
     if (t.plain) return compile_and_run(t, invoke);
     Scoped<int> off(mode().disabled, mode().disabled + 1);
     return invoke();
+  });
+  if (again.took && result) again.took(seconds);
+  return result;
+}
+
+/// The same of a call whose frame may be there, and has not begun.
+PyObject* run_again(const Target& target, const guards::Call& call, const RunAgain& again, std::vector<py::Ref>* held,
+                    py311::Frame* frame) {
+  if (!frame) return call_plainly(target, call, again, held);
+  const auto [result, seconds] = timed([&] {
+    Scoped<int> off(mode().disabled, mode().disabled + (again.in_parts ? 0 : 1));
+    return run_plainly(PyThreadState_Get(), frame, 0);
   });
   if (again.took && result) again.took(seconds);
   return result;
@@ -352,7 +371,10 @@ PyObject* eval_frame(PyThreadState* tstate, py311::Frame* frame, int throw_flag)
     if (const Target* wanted = pending().target; wanted && wanted->code == code && starts_here(frame)) {
       pending().target = nullptr;
       if (wanted->held) wanted->held->clear();
-      if (wanted->plain) return run_plainly(tstate, frame, throw_flag);
+      if (wanted->plain) {
+        Scoped<int> off(m.disabled, m.disabled + (wanted->all_plain ? 1 : 0));
+        return run_plainly(tstate, frame, throw_flag);
+      }
       return run_frame(tstate, frame, *wanted);
     }
     if (throw_flag || !starts_here(frame) || !(code->co_flags & CO_OPTIMIZED) ||
@@ -448,7 +470,8 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
       return results[0].release();
     } catch (const RunAgain& again) {
       if (again.failed) note_failure(target, entry);
-      return call_plainly(target, first_call, again);
+      owned.clear();
+      return run_again(target, first_call, again, nullptr, frame);
     }
   }
   // The frame goes on in plain code, whose calls are compiled in their own right.
@@ -463,7 +486,8 @@ PyObject* run_entry(Target target, EntryPtr entry, const guards::Call& first_cal
       results = run_region(*entry, values.data(), owned);
     } catch (const RunAgain& again) {
       if (again.failed) note_failure(target, entry);
-      return call_plainly(target, call, again);
+      owned.clear();
+      return run_again(target, call, again, resume.code ? &resume.args : nullptr, frame);
     }
     if (!entry->continuation) {
       KILN_CHECK(results.size() == 1 && results[0], "a function's entry has no result");

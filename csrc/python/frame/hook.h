@@ -19,7 +19,8 @@ struct Target {
   const void* owner = nullptr;
   /// What its caller holds for its frame, which has references of its own: to be let go when it begins.
   std::vector<py::Ref>* held = nullptr;
-  bool plain = false;  // its frame runs as it is: only what it calls is compiled
+  bool plain = false;      // its frame runs as it is: only what it calls is compiled
+  bool all_plain = false;  // nor that
 };
 
 /// The entry of `target` whose guards hold for `call`, with what it delivers; null if there is none.
