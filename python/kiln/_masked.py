@@ -51,8 +51,8 @@ class Masked:
         set_attribute(self, "_unused", unused)  # nothing has been computed of it yet
 
     @property
-    def __class__(self):  # isinstance(x[mask], torch.Tensor)
-        return torch.Tensor
+    def __class__(self):  # PyTorch's bindings ask for it before they take what they are given as a tensor
+        specialize(self)
 
     def __getattr__(self, name):
         specialize(self)
@@ -364,13 +364,17 @@ def reduced(values, selection, how):
     return mean(masked) if how == "mean" else total(masked)
 
 
+# Weights have means of their own, and older names for the reduction stand for it.
+LOSS_OPTIONS = frozenset(("reduction", "beta", "delta"))
+
+
 def loss(function, args, kwargs):
     """A loss of each element, of an input and a target."""
     first = first_of(args)
     for a in args:
         if not is_masked(a):
             give_up(args, kwargs)
-    if len(args) != 2:
+    if len(args) != 2 or not LOSS_OPTIONS.issuperset(kwargs):
         give_up(args, kwargs)
     how = kwargs.get("reduction", "mean")
     values = computed(function, args, {**kwargs, "reduction": "none"}, function.__name__)
@@ -562,6 +566,7 @@ def method(function, of_tensor):
             return of_tensor(self, *args, **kwargs)
         return function(of_tensor, (self, *args), kwargs)
 
+    run.__name__ = of_tensor.__name__
     return run
 
 

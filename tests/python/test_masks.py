@@ -1,8 +1,13 @@
 """What a mask selects, of each element or of all of them, is computed without knowing how many there are."""
 
+import functools
+import itertools
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import kiln
 from kiln.testing import assert_same
@@ -279,6 +284,61 @@ def test_what_else_is_asked_of_it():
     assert not z.any()
     one, other = kiln.compile(functions["written"])(x)
     assert one is other
+
+
+def test_what_c_code_is_given():
+    """PyTorch's bindings take what says that it is a tensor for one: nothing but tensors may reach them."""
+
+    def both(x):
+        return [x[x > 0], x[x > 0] + 1]
+
+    functions = [
+        lambda x: list(map(torch.exp, both(x))),
+        lambda x: list(map(operator.mul, both(x), both(x))),
+        lambda x: sum(both(x)),
+        lambda x: functools.reduce(torch.add, both(x)),
+        lambda x: list(itertools.starmap(torch.add, [both(x)])),
+        lambda x: list(itertools.accumulate(both(x))),
+        lambda x: [isinstance(x[x > 0], c) for c in (torch.Tensor, torch.FloatTensor, nn.Parameter, int, object)],
+        lambda x: isinstance(x[x > 0], (int, torch.Tensor)) and torch.is_tensor(x[x > 0]),
+        lambda x: x[x > 0].__class__ is torch.Tensor and x[x > 0].mean.__name__,
+        lambda x: dict(enumerate(both(x))),
+        matched,
+    ]
+    for f in functions:
+        compiled = kiln.compile(f)
+        for i in range(3):
+            x = torch.randn(5, 5, generator=torch.Generator().manual_seed(i))
+            assert_same(compiled(x), f(x))
+
+
+def matched(x):
+    match x[x > 0]:
+        case torch.Tensor():
+            return x * 2
+    return x
+
+
+def test_losses_with_options():
+    functions = [
+        lambda a, b: F.mse_loss(a, b, size_average=False),
+        lambda a, b: F.l1_loss(a, b, reduce=False),
+        lambda a, b: F.mse_loss(a, b, weight=b.abs()),
+        lambda a, b: F.l1_loss(a, b, weight=b.abs(), reduction="sum"),
+        lambda a, b: F.huber_loss(a, b, delta=0.3),
+        lambda a, b: F.smooth_l1_loss(a, b, beta=0.2, reduction="sum"),
+        lambda a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid(), pos_weight=torch.tensor(2.0)),
+        lambda a, b: F.binary_cross_entropy(a.sigmoid(), b.sigmoid(), weight=b.abs()),
+    ]
+    for loss in functions:
+
+        def f(x, y, loss=loss):
+            return loss(x[x > 0], y[x > 0])
+
+        compiled = kiln.compile(f)
+        for _ in range(3):
+            x, y = torch.randn(5, 5), torch.randn(5, 5)
+            assert_same(compiled(x, y), f(x, y), rtol=1e-4, atol=1e-5)
 
 
 def test_memory_that_changes_between():

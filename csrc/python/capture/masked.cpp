@@ -22,6 +22,19 @@ PyObject* member(const char* name) {
 
 py::Ref attribute(PyObject* masked, const char* name) { return py::check(PyObject_GetAttrString(masked, name)); }
 
+/// Whether isinstance() says of a tensor that it is of `type`, a class or a tuple of such; none if it must be asked.
+std::optional<bool> is_of_class(PyObject* type, PyObject* tensor_type) {
+  if (PyTuple_CheckExact(type)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type); ++i)
+      if (const auto is = is_of_class(PyTuple_GET_ITEM(type, i), tensor_type); is.value_or(true)) return is;
+    return false;
+  }
+  if (type == tensor_type || type == reinterpret_cast<PyObject*>(&PyBaseObject_Type)) return true;
+  // Other metaclasses have checks of their own; what derives from Tensor is none of a plain one's.
+  if (Py_TYPE(type) != &PyType_Type) return std::nullopt;
+  return PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(tensor_type), reinterpret_cast<PyTypeObject*>(type)) != 0;
+}
+
 /// Whether C code that is called so looks into lists and tuples for tensors.
 bool looks_inside(Policy policy) {
   switch (policy) {
@@ -263,7 +276,9 @@ PyObject* Machine::call_c_on_masked(PyObject* callable, PyObject* self, PyObject
   const bool keeps =
       policy == Policy::Pure && !is_masked(receiver) && (PyList_Check(receiver) || PyDict_Check(receiver));
   const bool stores = policy == Policy::SetAttr || policy == Policy::ObjectSetAttr;
-  if (keeps || stores || name == "isinstance" || name == "__instancecheck__") return nullptr;
+  if (keeps || stores) return nullptr;
+  if (name == "isinstance" && all.size() == 2 && is_masked(all[0]))
+    if (const auto is = is_of_class(all[1], names().tensor_type)) return PyBool_FromLong(*is);
   return specialize_masked(masked);
 }
 

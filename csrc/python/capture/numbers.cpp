@@ -251,7 +251,7 @@ PyObject* Machine::result_of_slot(const py311::Frame* frame, PyObject* result) {
 
 bool Machine::refuses_stand_in() const {
   PyObject* value = ts->curexc_value;
-  if (!has_numbers || ts->curexc_type != PyExc_TypeError || !value) return false;
+  if (!(has_numbers || has_masked) || ts->curexc_type != PyExc_TypeError || !value) return false;
   // C code's message is a str: no other is asked for its text, which may be the program's to make.
   if (PyExceptionInstance_Check(value)) {
     PyObject* args = reinterpret_cast<PyBaseExceptionObject*>(value)->args;
@@ -260,7 +260,9 @@ bool Machine::refuses_stand_in() const {
   if (!value || !PyUnicode_CheckExact(value)) return false;
   static PyObject* const number = PyUnicode_FromString(number_type()->tp_name);
   static PyObject* const text = PyUnicode_FromString(text_type()->tp_name);
-  return PyUnicode_Contains(value, number) == 1 || PyUnicode_Contains(value, text) == 1;
+  static PyObject* const masked = PyUnicode_FromString(masked_type()->tp_name);
+  return PyUnicode_Contains(value, number) == 1 || PyUnicode_Contains(value, text) == 1 ||
+         (has_masked && PyUnicode_Contains(value, masked) == 1);
 }
 
 PyObject* Machine::retry_with_numbers(int64_t before, PyObject* const* args, size_t n,

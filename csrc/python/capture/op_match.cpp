@@ -110,6 +110,10 @@ Flow op_match_class(Exec& e, int arg) {
     PyErr_SetString(PyExc_TypeError, "called match pattern must be a class");
     return Flow::Error;
   }
+  if (e.m.is_masked(subject.get())) {
+    e.m.specialize_masked(subject.get());
+    return Flow::Error;
+  }
   const int is = PyObject_IsInstance(subject.get(), type.get());
   if (is < 0) return Flow::Error;
   const Py_ssize_t keywords = PyTuple_GET_SIZE(names.get());
