@@ -140,7 +140,7 @@ def whole(o, first):
         # Its gradient would be made of elements that eager does not compute.
         if o.requires_grad or o.dim() > rank(first) or (o.dim() == rank(first) and o.shape[0] != 1):
             specialize(first)
-        return o[0] if o.dim() == rank(first) else o
+        return o[0] if o.dim() == rank(first) and o.dim() > 1 else o  # a number would not promote
     if isinstance(o, (tuple, list)):
         specialize(first)
     return o
@@ -153,13 +153,21 @@ DIVISIONS = {"floordiv", "mod", "ifloordiv", "imod", "floor_divide", "remainder"
 def computed(function, args, kwargs, name):
     """The values of what `function` computes of each element."""
     first = first_of(args)
-    if first is None or "out" in kwargs or "inplace" in kwargs:
+    if first is None or "out" in kwargs or kwargs.get("inplace", False) or is_any_true(args):
         give_up(args, kwargs)
     if name in DIVISIONS and not all_floating(args):
         specialize(first)
     args = [whole(a, first) for a in args]
     kwargs = {key: whole(value, first) for key, value in kwargs.items()}
     return function(*args, **kwargs)
+
+
+def is_any_true(args):
+    """Such as `inplace`."""
+    for a in args:
+        if a is True:
+            return True
+    return False
 
 
 def all_floating(args):
@@ -170,13 +178,18 @@ def all_floating(args):
 
 
 def pointwise(function, args, kwargs):
-    return Masked(computed(function, args, kwargs, function.__name__), first_of(args)._selection)
+    return result_of(computed(function, args, kwargs, function.__name__), first_of(args)._selection)
+
+
+def result_of(values, selection):
+    # Autograd may keep a result, too.
+    return Masked(values, selection, unused=not values.requires_grad)
 
 
 def operate(name, *args):
     """Python's operator of this name."""
     if name in OPERATORS:
-        return Masked(computed(getattr(operator, name), args, {}, name), first_of(args)._selection)
+        return result_of(computed(getattr(operator, name), args, {}, name), first_of(args)._selection)
     target = args[0]
     if name not in IN_PLACE or not is_masked(target):
         specialize(first_of(args))
@@ -194,10 +207,10 @@ def in_place(function, args, kwargs):
 
 
 def write(function, target, args, kwargs):
-    # What autograd keeps must not change.
-    saves_none = function in SUMS or (function in PRODUCTS and is_constant(args[1:]))
-    kept = target._values.requires_grad and not (target._unused and saves_none and len(args) == 2)
-    if kept or not target._alone:
+    # What autograd keeps must not change: nor what it kept for another operand.
+    saves_none = len(args) == 2 and (function in SUMS or (function in PRODUCTS and is_constant(args[1:])))
+    kept = not target._unused or (target._values.requires_grad and not saves_none)
+    if (kept and torch.is_grad_enabled()) or not target._alone:
         specialize(target)
     values = target._values
     unused = target._unused
@@ -223,7 +236,7 @@ def sharing(function, args, kwargs):
     if len(args) == 0:
         give_up(args, kwargs)
     masked = args[0]
-    if not is_masked(masked):
+    if not is_masked(masked) or len(args) > 2 or not {"dtype"}.issuperset(kwargs):
         give_up(args, kwargs)
     unused = masked._unused
     values = computed(function, args, kwargs, function.__name__)
@@ -329,6 +342,13 @@ def variance(masked):
     return (apart * apart).sum() / (count - 1).clamp(min=0)
 
 
+def deviation(masked):
+    """Where it is zero its gradient is zero, not infinite."""
+    found = variance(masked)
+    none = found == 0
+    return torch.where(none, found.detach(), torch.where(none, 1.0, found).sqrt())
+
+
 def extreme(masked, function, other):
     """The largest or smallest element. Without any the call raises an exception, in eager."""
     values = masked._values
@@ -347,7 +367,7 @@ REDUCTIONS = {
     "sum": total,
     "mean": mean,
     "var": variance,
-    "std": lambda masked: variance(masked).sqrt(),
+    "std": deviation,
     "any": lambda masked: masked._selection.only(masked._values, 0).any(),
     "all": lambda masked: masked._selection.only(masked._values, 1).all(),
     "count_nonzero": lambda masked: torch.count_nonzero(masked._selection.only(masked._values, 0)),
@@ -377,6 +397,8 @@ def loss(function, args, kwargs):
     if len(args) != 2 or not LOSS_OPTIONS.issuperset(kwargs):
         give_up(args, kwargs)
     how = kwargs.get("reduction", "mean")
+    if function is F.binary_cross_entropy:  # which looks whether all are probabilities
+        args = [Masked(a._selection.only(a._values, 0.5), a._selection) for a in args]
     values = computed(function, args, {**kwargs, "reduction": "none"}, function.__name__)
     return reduced(values, first._selection, how)
 
@@ -446,7 +468,8 @@ def gather(function, args, kwargs):
     if len(args) != 3 or len(kwargs) > 0 or not is_masked(args[0]) or not is_masked(args[2]):
         give_up(args, kwargs)
     masked = args[0]
-    values = function(masked._values, dim_of(masked, args[1]), whole(args[2], masked))
+    places = masked._selection.only(whole(args[2], masked), 0)
+    values = function(masked._values, dim_of(masked, args[1]), places)
     object.__setattr__(masked, "_unused", False)
     return Masked(values, masked._selection)
 

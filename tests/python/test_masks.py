@@ -319,6 +319,44 @@ def matched(x):
     return x
 
 
+def test_results_of_their_own():
+    """Copies, in-place functions, promotion by tensors of one element, layouts, and gradients at zero."""
+
+    def copied(x):
+        a = x[x > 0]
+        b = a.to(torch.float32, copy=True)
+        b += 1
+        return a, b
+
+    def in_place(x):
+        a = x[x > 0]
+        b = F.relu(a, True)
+        b += 1
+        return a, b
+
+    functions = [
+        copied,
+        in_place,
+        lambda x: x.half()[x > 0] + torch.ones(1),
+        lambda x: x.long()[x > 0].to(torch.int32) * torch.ones(1, dtype=torch.int64),
+        lambda x: x[:, :, None, None].expand(5, 5, 3, 2)[x[:, 0] > 0].contiguous(memory_format=torch.channels_last),
+        lambda x: nn.ReLU()(x[x > 0]) + F.relu(x[x > 0], inplace=False),
+        lambda x: x[x[:, 0] > 0].gather(1, (x[x[:, 0] > 0].abs().long() - 0).clamp(0, 4)),
+        lambda x: F.binary_cross_entropy(x[x > 0].sigmoid() * 1.0, x[x > 0].sigmoid()),
+    ]
+    for f in functions:
+        compiled = kiln.compile(f)
+        for i in range(3):
+            x = torch.randn(5, 5, generator=torch.Generator().manual_seed(i))
+            assert_same(compiled(x), f(x))
+
+    def deviation(x, y):
+        return (x[y > 0] * 1).std()
+
+    x, y = torch.ones(6, requires_grad=True), torch.randn(6)
+    assert_same(*[torch.autograd.grad(g(x, y), x)[0] for g in (deviation, kiln.compile(deviation))])
+
+
 def test_losses_with_options():
     functions = [
         lambda a, b: F.mse_loss(a, b, size_average=False),
@@ -424,7 +462,14 @@ def test_what_autograd_keeps():
         y += 1
         return z.sum()
 
-    for f in (mask, itself, later):
+    def operand(x):
+        y = x.detach() * 1
+        y = y[x > 0]
+        z = x[x > 0] * y
+        y += 1
+        return z.sum()
+
+    for f in (mask, itself, later, operand):
         for g in (f, kiln.compile(f)):
             x = torch.randn(6, 6, requires_grad=True)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
