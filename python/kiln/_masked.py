@@ -12,7 +12,7 @@ import operator
 import torch
 import torch.nn.functional as F
 
-from kiln import _C
+from kiln import _C, _numbers
 
 
 class Selection:
@@ -25,12 +25,9 @@ class Selection:
         self.ndim = mask.dim()
         self.sources = (source,)
 
-    def over(self, values):
-        return over(self.mask, values)
-
     def only(self, values, other):
         """`values` with the number `other` where the mask is false."""
-        return torch.where(self.over(values), values, other)
+        return torch.where(over(self.mask, values), values, other)
 
 
 def over(mask, values):
@@ -78,7 +75,7 @@ class Masked:
 
     @property
     def shape(self):
-        return torch.Size((length(self), *self._values.shape[self._selection.ndim :]))
+        return torch.Size((length(self), *rest(self)))
 
 
 def is_masked(o):
@@ -87,7 +84,7 @@ def is_masked(o):
 
 def specialize(masked):
     """Ends this attempt: in the next one the mask is an index as eager has it."""
-    _C._number("specialize", masked._selection.sources if is_masked(masked) else masked.sources)
+    _numbers.specialize(masked._selection if is_masked(masked) else masked)
 
 
 def select(x, mask, source):
@@ -114,6 +111,11 @@ def rank(masked):
     return 1 + masked._values.dim() - masked._selection.ndim
 
 
+def rest(masked):
+    """The sizes behind the first."""
+    return masked._values.shape[masked._selection.ndim :]
+
+
 def length(masked):
     return masked._selection.mask.sum().item()
 
@@ -127,6 +129,17 @@ def first_of(args):
 
 def give_up(args, kwargs):
     specialize(first_of((*args, *kwargs.values())))
+
+
+def of_first(handler):
+    """A handler of calls whose first argument is a Masked; others end the attempt."""
+
+    def run(function, args, kwargs):
+        if len(args) == 0 or not is_masked(args[0]):
+            give_up(args, kwargs)
+        return handler(function, args, kwargs)
+
+    return run
 
 
 def whole(o, first):
@@ -196,14 +209,10 @@ def operate(name, *args):
     return write(IN_PLACE[name], target, args, {})
 
 
+@of_first
 def in_place(function, args, kwargs):
     """A method such as mul_()."""
-    if len(args) == 0:
-        give_up(args, kwargs)
-    target = args[0]
-    if not is_masked(target):
-        give_up(args, kwargs)
-    return write(getattr(torch, function.__name__[:-1]), target, args, kwargs)
+    return write(getattr(torch, function.__name__[:-1]), args[0], args, kwargs)
 
 
 def write(function, target, args, kwargs):
@@ -231,23 +240,19 @@ def is_constant(args):
     return True
 
 
+@of_first
 def sharing(function, args, kwargs):
     """What may be the same tensor, or share its memory."""
-    if len(args) == 0:
-        give_up(args, kwargs)
     masked = args[0]
-    if not is_masked(masked) or len(args) > 2 or not {"dtype"}.issuperset(kwargs):
+    if len(args) > 2 or not {"dtype"}.issuperset(kwargs):
         give_up(args, kwargs)
     unused = masked._unused
     values = computed(function, args, kwargs, function.__name__)
-    if values is masked._values:
-        object.__setattr__(masked, "_unused", unused)
-        return masked
-    if function.__name__ not in ("detach", "detach_") and values.dtype is masked._values.dtype:
-        object.__setattr__(masked, "_unused", unused)
-        return masked
     if function.__name__ == "detach":
         return view(masked, values)
+    if values.dtype is masked._values.dtype:
+        object.__setattr__(masked, "_unused", unused)
+        return masked
     return Masked(values, masked._selection)
 
 
@@ -267,10 +272,11 @@ def dim_of(masked, dim):
 DIMS = {"norm": (2, None), "normalize": (2, 1), "cosine_similarity": (2, 1)}
 
 
+@of_first
 def row_wise(function, args, kwargs):
     """What is computed along one dim: softmax, argmax."""
     place, dim = DIMS.get(function.__name__, (1, None))
-    if len(args) == 0 or not is_masked(args[0]) or "out" in kwargs or len(args) > place + 1:
+    if "out" in kwargs or len(args) > place + 1:
         give_up(args, kwargs)
     dim = args[place] if len(args) > place else kwargs.get("dim", dim)
     masked = args[0]
@@ -279,23 +285,22 @@ def row_wise(function, args, kwargs):
     return Masked(function(*given, **kwargs), masked._selection)
 
 
+@of_first
 def reduction(function, args, kwargs):
     """sum, mean, and what is computed of all elements."""
-    if len(args) == 0:
-        give_up(args, kwargs)
     masked = args[0]
     if function.__name__ in ("sum", "mean", "any", "all") and (len(args) == 2 or "dim" in kwargs):
         if function.__name__ in OVER_ROWS and is_first(masked, (*args[1:], *kwargs.values())):
             return OVER_ROWS[function.__name__](masked)
         return row_wise(function, args, kwargs)
-    if not is_masked(masked) or len(args) > 1 or len(kwargs) > 0:
+    if len(args) > 1 or len(kwargs) > 0:
         give_up(args, kwargs)
     object.__setattr__(masked, "_unused", False)
     return REDUCTIONS[function.__name__](masked)
 
 
 def is_first(masked, dims):
-    return is_masked(masked) and len(dims) == 1 and type(dims[0]) is int and dims[0] in (0, -rank(masked))
+    return len(dims) == 1 and type(dims[0]) is int and dims[0] in (0, -rank(masked))
 
 
 def total(masked):
@@ -309,8 +314,7 @@ def total_of_rows(masked):
 def count_of(masked):
     """How many elements there are, of all dims, as a tensor."""
     count = masked._selection.mask.sum()
-    shape = masked._values.shape[masked._selection.ndim :]
-    return count * math.prod(shape) if len(shape) > 0 else count
+    return count * math.prod(rest(masked)) if rank(masked) > 1 else count
 
 
 def mean(masked):
@@ -357,7 +361,9 @@ def extreme(masked, function, other):
     result = function(masked._selection.only(values, other))
     # Nor has another element any of its gradient.
     none = ~masked._selection.mask.any()
-    _C._number("eager_if", none | (result == other) if values.requires_grad else none, masked._selection.sources)
+    if values.requires_grad:
+        none = none | (result == other)
+    _numbers.run_in_eager_if(none, masked._selection)
     return result
 
 
@@ -430,21 +436,20 @@ def class_loss(function, args, kwargs):
     return values
 
 
+@of_first
 def reshape(function, args, kwargs):
     """view() and its like, where they give the shape that is there."""
-    if len(args) == 0 or len(kwargs) > 0 or not is_masked(args[0]):
-        give_up(args, kwargs)
     masked = args[0]
     shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-    rest = masked._values.shape[masked._selection.ndim :]
-    if len(shape) != 1 + len(rest) or shape[0] != -1:
+    if len(kwargs) > 0 or len(shape) != rank(masked) or shape[0] != -1:
         give_up(args, kwargs)
-    for i in range(len(rest)):
-        if shape[1 + i] != rest[i]:
+    for wanted, there in zip(shape[1:], rest(masked), strict=True):
+        if wanted != there:
             specialize(masked)
     return view(masked, masked._values)
 
 
+@of_first
 def flatten(function, args, kwargs):
     masked = args[0]
     if len(args) != 1 or len(kwargs) > 0 or rank(masked) != 1:
@@ -452,10 +457,11 @@ def flatten(function, args, kwargs):
     return masked
 
 
+@of_first
 def with_dim(function, args, kwargs):
     """unsqueeze() and squeeze() of a dim behind the first."""
     masked = args[0]
-    if len(args) != 2 or len(kwargs) > 0 or not is_masked(masked) or type(args[1]) is not int:
+    if len(args) != 2 or len(kwargs) > 0 or type(args[1]) is not int:
         give_up(args, kwargs)
     dims = rank(masked) + (function.__name__ == "unsqueeze")
     if not -dims <= args[1] < dims or args[1] % dims == 0:
@@ -463,9 +469,10 @@ def with_dim(function, args, kwargs):
     return view(masked, function(masked._values, masked._selection.ndim + args[1] % dims - 1))
 
 
+@of_first
 def gather(function, args, kwargs):
     """gather(dim, index) along a dim behind the first."""
-    if len(args) != 3 or len(kwargs) > 0 or not is_masked(args[0]) or not is_masked(args[2]):
+    if len(args) != 3 or len(kwargs) > 0 or not is_masked(args[2]):
         give_up(args, kwargs)
     masked = args[0]
     places = masked._selection.only(whole(args[2], masked), 0)
@@ -474,6 +481,7 @@ def gather(function, args, kwargs):
     return Masked(values, masked._selection)
 
 
+@of_first
 def size(function, args, kwargs):
     masked = args[0]
     if len(kwargs) > 0:
@@ -485,11 +493,10 @@ def size(function, args, kwargs):
     return masked._values.shape[dim_of(masked, args[1])]
 
 
+@of_first
 def numel(function, args, kwargs):
     masked = args[0]
-    if not is_masked(masked):
-        give_up(args, kwargs)
-    return length(masked) * math.prod(masked._values.shape[masked._selection.ndim :])
+    return length(masked) * math.prod(rest(masked))
 
 
 def getitem(masked, key):
@@ -509,9 +516,9 @@ def getitem(masked, key):
     return view(masked, masked._values[first + key[1:]])
 
 
-def part(x, mask, rest):
-    """What `x[(mask, *rest)]` is `[mask]` of, if `rest` are integers and slices."""
-    return x[(slice(None),) * mask.dim() + rest]
+def part(x, mask, key):
+    """What `x[(mask, *key)]` is `[mask]` of, if these are integers and slices."""
+    return x[(slice(None),) * mask.dim() + key]
 
 
 def store(x, masked):
@@ -519,7 +526,7 @@ def store(x, masked):
     values = masked._values
     if values.dtype is not x.dtype or values.shape != x.shape:
         specialize(masked)
-    x.copy_(torch.where(masked._selection.over(x), values, x))
+    x.copy_(torch.where(over(masked._selection.mask, x), values, x))
 
 
 OPERATORS = {

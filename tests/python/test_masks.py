@@ -266,6 +266,7 @@ def test_what_else_is_asked_of_it():
         "view": lambda x: x[x[:, 0] > 0].view(-1),
         "dict": lambda x: {"a": [x[x > 0]], "b": x[x > 0]},
         "std": lambda x: x[x > 0].std(),
+        "by name": lambda x: torch.flatten(input=x[x > 0]) + torch.squeeze(input=x[x > 0], dim=0).sum(),
         "int": lambda x: (x[x > 0] * 10).long() // (x[x > 0] * 10 + 3).long(),
     }
     for name, f in functions.items():

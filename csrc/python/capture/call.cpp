@@ -466,7 +466,7 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
   if (has_masked)
     if (PyObject* r = call_c_on_masked(callable, bound ? self : nullptr, args, n, kwnames); r || PyErr_Occurred())
       return r;
-  if (!kwnames && count == 2 && is_named(callable, "masked_select") && py::is_tensor(arg(0)) && py::is_tensor(arg(1)) &&
+  if (!kwnames && count == 2 && py::is_tensor(arg(0)) && py::is_tensor(arg(1)) && is_named(callable, "masked_select") &&
       THPVariable_Unpack(arg(0)).sizes() == THPVariable_Unpack(arg(1)).sizes())
     if (PyObject* masked = select_masked(arg(0), arg(1)); masked || PyErr_Occurred()) return masked;
   // What a mode is given as the function where a tensor's attribute is read.

@@ -15,6 +15,12 @@ inline size_t count_of(size_t nargsf, PyObject* kwnames) {
   return static_cast<size_t>(PyVectorcall_NARGS(nargsf) + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0));
 }
 
+/// What `function`, one of kiln's own, gives in place of a call of `callable`: it is given this, the arguments as a
+/// tuple and those with names as a dict.
+PyObject* call_instead(PyObject* function, PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames);
+/// A member of one of kiln's modules. New reference; throws py::PythonError if there is none.
+PyObject* member_of(const char* module, const char* name);
+
 /// Whether one of the arguments is a scalar or an array of NumPy's, which takes a stand-in for an object of Python's.
 bool numpy_among(PyObject* const* args, size_t n);
 

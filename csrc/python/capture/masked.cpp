@@ -15,10 +15,7 @@
 namespace kiln::capture {
 
 namespace {
-PyObject* member(const char* name) {
-  const py::Ref module = py::check(py::import_module("kiln._masked"));
-  return py::check(PyObject_GetAttrString(module.get(), name)).release();
-}
+PyObject* member(const char* name) { return member_of("kiln._masked", name); }
 
 py::Ref attribute(PyObject* masked, const char* name) { return py::check(PyObject_GetAttrString(masked, name)); }
 
@@ -245,14 +242,7 @@ PyObject* Machine::operate_on_masked(const char* op, PyObject* const* args, size
 PyObject* Machine::call_on_masked(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames) {
   static PyObject* const functions = member("FUNCTIONS");
   PyObject* const handler = PyDict_GetItem(functions, callable);
-  if (!handler) return nullptr;
-  const size_t named = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0, n = args.size() - named;
-  const py::Ref positional = py::check(PyTuple_New(static_cast<Py_ssize_t>(n))), keywords = py::check(PyDict_New());
-  for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
-  for (size_t i = 0; i < named; ++i)
-    if (PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) return nullptr;
-  PyObject* const given[] = {callable, positional.get(), keywords.get()};
-  return call(handler, given, 3, nullptr);
+  return handler ? call_instead(handler, callable, args, kwnames) : nullptr;
 }
 
 PyObject* Machine::call_c_on_masked(PyObject* callable, PyObject* self, PyObject* const* args, size_t n,

@@ -16,16 +16,11 @@
 namespace kiln::capture {
 
 namespace {
-PyObject* numbers_module() {
-  static PyObject* m = py::check(py::import_module("kiln._numbers")).release();
-  return m;
-}
+PyObject* member(const char* name) { return member_of("kiln._numbers", name); }
 PyTypeObject* number_type() {
-  static PyObject* t = py::check(PyObject_GetAttrString(numbers_module(), "Number")).release();
+  static PyObject* t = member("Number");
   return reinterpret_cast<PyTypeObject*>(t);
 }
-
-PyObject* function_of(const char* name) { return py::check(PyObject_GetAttrString(numbers_module(), name)).release(); }
 
 /// What the element of an int tensor cannot exceed in magnitude.
 uint64_t largest_magnitude(const aten::Trace& trace, const at::Tensor& t) {
@@ -109,7 +104,7 @@ PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
 
 py::Ref Machine::number_of_numpy(PyObject* o) {
   if (!py::is_float(o) || PyFloat_CheckExact(o) || !reads(o)) return {};
-  static PyObject* const of_numpy = function_of("of_numpy");
+  static PyObject* const of_numpy = member("of_numpy");
   const py::Ref plain = py::Ref::steal(PyFloat_FromDouble(PyFloat_AS_DOUBLE(o)));
   return py::Ref::steal(PyObject_CallFunctionObjArgs(of_numpy, plain.get(), Py_TYPE(o), nullptr));
 }
@@ -199,7 +194,7 @@ PyObject* Machine::item_number(PyObject* o) {
     const at::Tensor now = whole ? decide_numbers(t) : at::Tensor();
     return now.defined() ? PyLong_FromLongLong(now.item().toLong()) : nullptr;
   }
-  static PyObject* item = function_of("item");
+  static PyObject* item = member("item");
   has_numbers = true;
   const py::Ref bound =
       whole ? py::check(PyLong_FromUnsignedLongLong(largest_magnitude(trace, t))) : py::Ref::borrow(Py_None);
@@ -216,7 +211,7 @@ bool Machine::grows_with(PyObject* container, PyObject* number) {
 }
 
 PyObject* Machine::call_number_function(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  static PyObject* functions = function_of("FUNCTIONS");
+  static PyObject* functions = member("FUNCTIONS");
   PyObject* function = PyDict_GetItem(functions, callable);
   if (function && text_among(args, count_of(nargsf, kwnames))) return need_text();
   return function ? PyObject_Vectorcall(function, args, nargsf, kwnames) : nullptr;
@@ -287,18 +282,18 @@ PyObject* Machine::number_among(PyObject* const* args, size_t n, bool nested) co
 }
 
 py::Ref Machine::key_of_number(PyObject* container, PyObject* number) {
-  static PyObject* key_in = function_of("key_in");
+  static PyObject* key_in = member("key_in");
   return py::Ref::steal(PyObject_CallFunctionObjArgs(key_in, container, number, nullptr));
 }
 
 PyObject* Machine::operate_on_numbers(const char* op, PyObject* const* args) {
   if (text_among(args, 2)) return need_text();
-  static PyObject* binary = function_of("binary");
+  static PyObject* binary = member("binary");
   return PyObject_CallFunction(binary, "sOO", op, args[0], args[1]);
 }
 
 PyObject* Machine::store_number(PyObject* const* args, const std::function<PyObject*(PyObject* const*)>& store) {
-  static PyObject* stored = function_of("stored");
+  static PyObject* stored = member("stored");
   PyObject* const given[] = {args[0], args[2]};
   const py::Ref tensor = py::Ref::steal(call(stored, given, 2, nullptr));
   if (!tensor) return nullptr;
@@ -307,23 +302,28 @@ PyObject* Machine::store_number(PyObject* const* args, const std::function<PyObj
 }
 
 PyObject* Machine::call_with_numbers(PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames) {
-  static PyObject* function = function_of("call");
-  if (text_among(args.data(), args.size())) return need_text();
-  const size_t named = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0;
-  py::Ref positional = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(args.size() - named)));
-  py::Ref keywords = py::Ref::steal(PyDict_New());
+  static PyObject* function = member("call");
+  return text_among(args.data(), args.size()) ? need_text() : call_instead(function, callable, args, kwnames);
+}
+
+PyObject* call_instead(PyObject* function, PyObject* callable, const std::vector<PyObject*>& args, PyObject* kwnames) {
+  const size_t named = kwnames ? static_cast<size_t>(PyTuple_GET_SIZE(kwnames)) : 0, n = args.size() - named;
+  const py::Ref positional = py::Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(n)));
+  const py::Ref keywords = py::Ref::steal(PyDict_New());
   if (!positional || !keywords) return nullptr;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (i < args.size() - named)
-      PyTuple_SET_ITEM(positional.get(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
-    else if (PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(kwnames, i - (args.size() - named)), args[i]) < 0)
-      return nullptr;
-  }
+  for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
+  for (size_t i = 0; i < named; ++i)
+    if (PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) return nullptr;
   return PyObject_CallFunctionObjArgs(function, callable, positional.get(), keywords.get(), nullptr);
 }
 
+PyObject* member_of(const char* module, const char* name) {
+  const py::Ref imported = py::check(py::import_module(module));
+  return py::check(PyObject_GetAttrString(imported.get(), name)).release();
+}
+
 PyObject* number_value_function() {
-  static PyObject* f = function_of("value");
+  static PyObject* f = member("value");
   return f;
 }
 

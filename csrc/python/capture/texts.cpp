@@ -10,10 +10,7 @@
 namespace kiln::capture {
 
 namespace {
-PyObject* member(const char* name) {
-  const py::Ref module = py::check(py::import_module("kiln._numbers"));
-  return py::check(PyObject_GetAttrString(module.get(), name)).release();
-}
+PyObject* member(const char* name) { return member_of("kiln._numbers", name); }
 }  // namespace
 
 PyTypeObject* text_type() {
