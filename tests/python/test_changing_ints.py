@@ -3,6 +3,7 @@
 import gc
 import math
 import random
+import warnings
 
 import pytest
 import torch
@@ -373,3 +374,25 @@ def test_a_class_that_is_made_with_the_number():
     for n in (1, 2, 3, 4, 2):
         assert_same(compiled(X, n), f(X, n))
         gc.collect()
+
+
+def test_a_counter_that_indexes_a_list_breaks_in_the_end():
+    """Its value is needed, and another in each call: compiled for the first ones, then around a break at the index."""
+    buffer = [[None, 0.0] for _ in range(10)]
+
+    def step(x, state, buffer):
+        state["n"] += 1
+        slot = buffer[state["n"] % 10]
+        slot[0] = state["n"]
+        slot[1] += 0.5
+        return x * slot[1] + state["n"]
+
+    ours, theirs = {"n": 0}, {"n": 0}
+    slots = [[list(s) for s in buffer] for _ in range(2)]
+    compiled = kiln.compile(step)
+    x = torch.arange(4.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the recompile limit
+        for _ in range(30):
+            torch.testing.assert_close(compiled(x, ours, slots[0]), step(x, theirs, slots[1]))
+    assert ours == theirs and slots[0] == slots[1]

@@ -677,8 +677,9 @@ PyObject* Machine::call_c(PyObject* callable, PyObject* const* args, size_t narg
     case Policy::Id: {
       if (count != 1) return native();
       PyObject* real = real_of(arg(0));
-      if (real && !hashes_alone) guard_identity(real);
-      if (!real && !hashes_alone && !is_constant(arg(0))) made_ids[arg(0)] = {arg(0), root_instruction};
+      if (arg(0) == hashed) return PyLong_FromVoidPtr(real ? real : arg(0));
+      if (real) guard_identity(real);
+      if (!real && !is_constant(arg(0))) made_ids[arg(0)] = {arg(0), root_instruction};
       return PyLong_FromVoidPtr(real ? real : arg(0));
     }
     case Policy::GetAttr: {

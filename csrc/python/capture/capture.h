@@ -109,6 +109,8 @@ struct CaptureOptions {
   const std::unordered_set<std::string>* changing_contents = nullptr;
   /// Those numbers whose value was needed after all.
   std::unordered_set<std::string> constant_numbers;
+  /// They are inputs all the same, and break the graph where their values are needed: enough was compiled for values.
+  bool constant_numbers_break = false;
   /// item() gives a number that the graph computes with, except at these calls, where its value was needed: there it is
   /// decided (Machine::decide_numbers), or breaks the graph.
   bool item_numbers = false;

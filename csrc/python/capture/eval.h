@@ -71,7 +71,7 @@ class Loading {
 enum class Use : uint8_t {
   Other,
   Append,  // loads its method `append`, and calls it
-  LookUp,  // asks for an item by a key, or whether there is one: o[key], key in o, o.get(key)
+  LookUp,  // asks for an item by a key, whether there is one, or sets it: o[key], key in o, o.get(key), o[key] = x
   Length,  // asks how many items it has: len(o)
   Keep,    // puts it into a local variable, of its own or of a function that it calls
 };

@@ -153,10 +153,8 @@ bool Machine::tell_apart(PyObject* set, PyObject* key) {
 }
 
 int Machine::look_up_apart(int (*f)(PyObject* set, PyObject* key), PyObject* set, PyObject* key) {
-  hashes_alone = true;
-  const int result = f(set, key);
-  hashes_alone = false;
-  return result;
+  const Hashing hashing(*this, key);
+  return f(set, key);
 }
 
 void Machine::pin_members(PyObject* set) {

@@ -53,6 +53,8 @@ struct Known {
   uint64_t version = 0;                                  // Shadow of a dict: that of the copy when it was made
   std::vector<std::pair<SourcePtr, py::Ref>> constants;  // Shadow: elements guarded by value when it is observed
   std::vector<py::Ref> contents;                         // Shadow: shadows and tensors among its elements
+  /// Shadow: elements that were known by another path. That they are the same objects is guarded when it is observed.
+  std::vector<std::pair<SourcePtr, py::Ref>> met_again;
 };
 
 /// Writes to attributes of existing objects: name -> value, null for deleted.

@@ -22,7 +22,8 @@ void Leaver::diff_dict(const Known& k) {
   const py::Ref items = whole_items(now);
   PyObject* before = k.snapshot.get();  // key, value, key, value ...
   const Py_ssize_t n_before = PyList_GET_SIZE(before) / 2, n = PyList_GET_SIZE(items.get());
-  m.activate(const_cast<Known&>(k));
+  // What was set in a dict that nobody looked at as a whole is guarded to have been there, or not.
+  if (!k.looked_up) m.activate(const_cast<Known&>(k));
   // By identity: __hash__ and == of a stand-in are those of the object that it stands for only while the machine runs.
   std::unordered_map<PyObject*, PyObject*> old;
   for (Py_ssize_t i = 0; i < n_before; ++i)
@@ -51,6 +52,7 @@ void Leaver::diff_dict(const Known& k) {
       e.key_recipe = recipe(key);
   };
   if (!ordered) {
+    m.activate(const_cast<Known&>(k));
     RecipePtr value = make(Recipe::Kind::Dict);
     value->parts = dict_parts(now);
     effect(SideEffect::Kind::ReplaceDict).value = value;

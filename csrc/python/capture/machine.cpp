@@ -329,18 +329,22 @@ bool Machine::place_root_arguments(Exec& e) {
   int n = code->co_argcount + code->co_kwonlyargcount;
   n += (code->co_flags & CO_VARARGS) != 0;
   n += (code->co_flags & CO_VARKEYWORDS) != 0;
-  for (int i = 0; i < n; ++i) {
-    PyObject* real = real_root->localsplus[i];
-    if (!real) {  // resume functions pass unbound locals as nothing
-      Py_CLEAR(e.local(i));
-      continue;
-    }
+  const auto place = [&](int i, PyObject* real) {
     PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
     const SourcePtr source = child(guards::Source::Kind::Local, nullptr, name, i);
     PyObject* v = is_read_when_loaded(*this, code, i, real) ? stand_in(real, source) : see(real, source);
-    if (!v) return false;
-    Py_XSETREF(e.local(i), v);
-  }
+    if (v) Py_XSETREF(e.local(i), v);
+    return v != nullptr;
+  };
+  // Tensors first: a parameter that is in an optimizer's list, too, is known by the variable, not by its place there.
+  for (const bool tensors : {true, false})
+    for (int i = 0; i < n; ++i) {
+      PyObject* const real = real_root->localsplus[i];
+      if (!real)  // resume functions pass unbound locals as nothing
+        Py_CLEAR(e.local(i));
+      else if (py::is_tensor(real) == tensors && !place(i, real))
+        return false;
+    }
   return true;
 }
 
@@ -568,7 +572,10 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
     Machine m(tstate, frame, options);
     m.break_reasons = reasons;
     CaptureResult result = m.run();
-    if (!m.needed_numbers.empty() || !m.needed_items.empty()) {
+    const bool number_breaks = options.constant_numbers_break && m.needed_items.empty() && m.root_instruction >= 0 &&
+                               !options.break_at.contains(m.root_instruction);
+    if ((!m.needed_numbers.empty() || !m.needed_items.empty()) && !number_breaks) {
+      options.constant_numbers_break = options.constant_numbers_break && m.needed_numbers.empty();
       for (const std::string& s : m.needed_numbers)
         log_artifact(Topic::recompiles, s,
                      "changes between calls, but stays a constant: its value is needed\n" + m.reason.stack);

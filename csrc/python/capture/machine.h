@@ -173,6 +173,8 @@ class Machine {
   /// Where class `type`, which `source` leads to, has its attribute `name`: what a staticmethod wraps, or what it
   /// holds.
   SourcePtr attribute_of_class(const SourcePtr& source, PyObject* type, PyObject* name);
+  /// The item of a dict whose key the source `key` finds.
+  SourcePtr item_at(const SourcePtr& dict, const SourcePtr& key);
   SourcePtr source_of_object(PyObject* o);  // its known source, or a Const source
   /// The user's line now, "file:line"; null if no code runs.
   const std::shared_ptr<const std::string>& where();
@@ -351,6 +353,9 @@ class Machine {
   PyObject* open_length(PyObject* o);
   /// The dimensions of an existing tensor whose sizes are open, as bits.
   uint64_t open_dims(const Known& k) const;
+  /// Those of the tensor whose gradient it is, or which is the key that it is kept under in a dict, if they have the
+  /// same sizes.
+  uint64_t dims_of_owner(const Known& k) const;
   /// Has the open number delivered when the graph has run; its place (aten::Sizes::outputs).
   int64_t output_of(PyObject* number);
   /// Whether the int `o` found at `source` is open: its value was needed where a number of the graph stood for it.
@@ -655,7 +660,18 @@ class Machine {
   /// Has the members of a set told apart no longer, but pinned.
   void pin_members(PyObject* set);
   std::unordered_set<PyObject*> told_apart;  // such sets; `alive` holds them
-  bool hashes_alone = false;                 // id() is asked for by the hash of what is only told apart
+  /// While one lives, id() of `key` is asked for by its hash alone, which tells nothing that is not guarded otherwise.
+  class Hashing {
+   public:
+    Hashing(Machine& m, PyObject* key) : hashed_(m.hashed), before_(std::exchange(m.hashed, key)) {}
+    ~Hashing() { hashed_ = before_; }
+    Hashing(const Hashing&) = delete;
+
+   private:
+    PyObject*& hashed_;
+    PyObject* const before_;
+  };
+  PyObject* hashed = nullptr;
   /// Whether a shadow holds other than what it held when it was made.
   bool differs(const Known& k) const;
   /// Whether it was ever written to, also if what it held was put back.
@@ -761,6 +777,8 @@ class Machine {
   /// found there, or that nothing is, is guarded now; 0: it is guarded as a whole, or is none; -1: an error is set.
   int looks_up(PyObject* container, PyObject* key, LookUp what);
   bool guard_lookup(Known& k, PyObject* key, LookUp what);
+  bool guard_lookup_of_tensor(Known& k, PyObject* key, LookUp what);
+  bool guard_item(const Known& container, PyObject* value, const SourcePtr& source);
   /// dict.get(key, other) and the like of such a dict. Null without an error for any other call.
   PyObject* look_up_unread(PyObject* callable, PyObject* dict, PyObject* key, PyObject* other);
   const struct Exec* loading = nullptr;  // while one of its instructions puts something on the stack

@@ -60,10 +60,12 @@ bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
   if (!options.changing_numbers || options.changing_numbers->empty()) return false;
   const auto changes = [&](const SourcePtr& s) {
     const std::string text = s->text();
-    return options.changing_numbers->count(text) && !options.constant_numbers.count(text);
+    return options.changing_numbers->count(text) &&
+           (options.constant_numbers_break || !options.constant_numbers.count(text));
   };
   const auto may = [&](PyObject* x) {
-    return py::is_float(x) ? options.floats_change : options.ints_change && guards::is_small_int(x);
+    if (py::is_float(x)) return options.floats_change;
+    return (options.ints_change || options.constant_numbers_break) && guards::is_small_int(x);
   };
   const auto is = [&](PyObject* x, const SourcePtr& s) { return opens_int(x, s) || (may(x) && changes(s)); };
   if (!PyTuple_CheckExact(o)) return is(o, source);

@@ -252,6 +252,7 @@ Flow op_contains_op(Exec& e, int arg) {
     e.m.specialize_masked(masked);
     return Flow::Error;
   }
+  const Machine::Hashing hashing(e.m, looked_up ? e.top(1) : nullptr);
   const bool apart = e.m.tell_apart(e.top(0), e.top(1));
   if ((!apart && !e.m.reads(e.top(0), looked_up ? -1 : 0)) || !e.m.reads(e.top(1))) return Flow::Error;
   if (!apart) e.m.pin_lookup(e.top(0), e.top(1));
@@ -287,8 +288,13 @@ Flow op_binary_subscr(Exec& e, int) {
     if (!key) return Flow::Error;
     if (key.get() != Py_None) args[1] = key.get();
   }
-  if (e.m.looks_up(container, args[1], Machine::LookUp::Item) < 0) return Flow::Error;
+  const int looked_up = e.m.looks_up(container, args[1], Machine::LookUp::Item);
+  if (looked_up < 0) return Flow::Error;
   const Loading loading(e);
+  if (looked_up && PyDict_Check(container)) {
+    const Machine::Hashing hashing(e.m, args[1]);
+    return replace_two(e, e.m.after_c_call(PyObject_GetItem(container, args[1])));
+  }
   return replace_two(e,
                      operate(e.m, "getitem", args, 2, [](PyObject* const* a) { return PyObject_GetItem(a[0], a[1]); }));
 }
@@ -302,9 +308,14 @@ Flow op_store_subscr(Exec& e, int) {
     e.m.specialize(args[2]);
     return Flow::Error;
   }
-  PyObject* done = operate(e.m, "setitem", args, 3, [](PyObject* const* a) {
+  const int looked_up = e.m.looks_up(args[0], args[1], Machine::LookUp::Presence);
+  if (looked_up < 0) return Flow::Error;
+  const Machine::Hashing hashing(e.m, looked_up ? args[1] : nullptr);
+  const auto set = [](PyObject* const* a) {
     return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
-  });
+  };
+  if (looked_up) e.m.note_write(args[0]);
+  PyObject* done = looked_up ? e.m.after_c_call(set(args)) : operate(e.m, "setitem", args, 3, set);
   if (!done) return Flow::Error;
   Py_DECREF(done);
   e.drop(3);

@@ -259,6 +259,13 @@ SourcePtr Machine::child(SK kind, const SourcePtr& base, PyObject* key, int64_t 
   return slot;
 }
 
+SourcePtr Machine::item_at(const SourcePtr& dict, const SourcePtr& key) {
+  SourcePtr& slot = sources_[{static_cast<int>(SK::DictItemAt), dict.get(), nullptr,
+                              static_cast<int64_t>(reinterpret_cast<intptr_t>(key.get()))}];
+  if (!slot) slot = guards::dict_item_at(dict, key);
+  return slot;
+}
+
 SourcePtr Machine::source_of_object(PyObject* o) {
   if (Known* k = find(o)) return k->source;
   return child(SK::Const, nullptr, o);
@@ -436,6 +443,7 @@ bool Machine::activate(Known& k) {
         while (PyDict_Next(o, &pos, &key, &value)) {
           PyTuple_SET_ITEM(keys.get(), i++, Py_NewRef(key));
           constant = constant && is_constant(key);
+          if (py::is_tensor(key)) guard_identity(key);
         }
         if (constant)
           guard(GK::Keys, k.source, keys.get());
@@ -449,6 +457,8 @@ bool Machine::activate(Known& k) {
         guard(GK::Length, k.source, nullptr, static_cast<uint64_t>(n));
       }
       for (auto& [source, value] : k.constants) guard_constant(source, value.get());
+      for (auto& [source, value] : k.met_again)
+        if (!py::Ref::steal(stand_in(value.get(), source))) return false;
       // C code that is given a container looks at what is in it: at lists within lists (==, sum), at sizes of tensors.
       // A dict's lists wait until somebody does: one that keeps a history is only appended to.
       for (const py::Ref& v : k.contents)
@@ -589,6 +599,13 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
   // Tuples and frozensets cannot be filled after they are known; they cannot contain themselves either.
   std::vector<std::pair<SourcePtr, py::Ref>> constants;
   std::vector<py::Ref> inner;
+  std::vector<std::pair<SourcePtr, py::Ref>> met_again;
+  auto stand_in_later_guarded = [&](PyObject* v, const SourcePtr& s) -> py::Ref {
+    const Known* before = find(v);
+    if (!before) return py::Ref::steal(stand_in(v, s));
+    if (before->source != s) met_again.emplace_back(s, py::Ref::borrow(v));
+    return before->stand_in;
+  };
   auto element = [&](PyObject* v, const SourcePtr& s) -> py::Ref {
     const bool changing = is_changing(v, s);
     if (changing && !PyTuple_CheckExact(v)) return py::Ref::steal(number_for(v, s));
@@ -596,7 +613,7 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
       constants.emplace_back(s, py::Ref::borrow(v));
       return py::Ref::borrow(v);
     }
-    py::Ref stand = py::Ref::steal(stand_in(v, s));
+    py::Ref stand = stand_in_later_guarded(v, s);
     if (Known* k = stand ? find(stand.get()) : nullptr;
         k &&
         (k->kind != Known::Kind::Plain || (classify(v) == Class::Instance && c_state(Py_TYPE(v)) == CState::Value)))
@@ -705,17 +722,19 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
         if (is_constant(real_key)) {
           value_source = child(SK::DictItem, source, real_key);
         } else {
-          SourcePtr key_source = child(SK::DictKeyAt, source, nullptr, i);
-          Known* k = find(real_key);
-          if (k) key_source = k->source;
-          if (k) guard(GK::SameObject, child(SK::DictKeyAt, source, nullptr, i), nullptr, 0, k->source);
-          key = py::Ref::steal(stand_in(real_key, key_source));
-          value_source = guards::dict_item_at(source, key_source);
+          const SourcePtr place = child(SK::DictKeyAt, source, nullptr, i);
+          key = stand_in_later_guarded(real_key, place);
+          const Known* const k = find(real_key);
+          value_source = item_at(source, k ? k->source : place);
         }
         py::Ref v = key ? element(PyTuple_GET_ITEM(pair, 1), value_source) : py::Ref();
         if (!v) return nullptr;
+        // What computes a tensor's hash would look at it.
+        const bool by_id = py::is_tensor(real_key) && py::hashes_by_id(real_key);
+        const Hashing hashing(*this, key.get());
         const int rc = PyODict_Check(copy.get()) ? PyODict_SetItem(copy.get(), key.get(), v.get())
-                                                 : PyDict_SetItem(copy.get(), key.get(), v.get());
+                       : by_id ? _PyDict_SetItem_KnownHash(copy.get(), key.get(), v.get(), py::hash_of_id(real_key))
+                               : PyDict_SetItem(copy.get(), key.get(), v.get());
         if (rc < 0 || !keep(key) || !keep(v)) return nullptr;
       }
       break;
@@ -740,6 +759,7 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
   if (PyDict_Check(copy.get())) knowns[at].version = py311::dict_version(copy.get());
   knowns[at].constants = std::move(constants);
   knowns[at].contents = std::move(inner);
+  knowns[at].met_again = std::move(met_again);
   return copy.release();
 }
 

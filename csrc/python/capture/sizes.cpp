@@ -597,6 +597,7 @@ bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
   const std::string text = source->text();
   if (!guards::is_small_int(n.get()) || !options.changing_numbers->contains(text)) return false;
   // One of Python's is first tried as a number that the graph computes with.
+  if (options.constant_numbers_break && !of_numpy) return false;
   return of_numpy ? !options.for_fx : !options.ints_change || options.constant_numbers.contains(text);
 }
 
@@ -670,12 +671,27 @@ symbolic::Number Machine::open_number(PyObject* o) const {
   return as_real(o).value();
 }
 
+uint64_t Machine::dims_of_owner(const Known& k) const {
+  if (!options.changing_sizes || options.changing_sizes->empty()) return 0;
+  const auto sizes = [](const Known& known) { return THPVariable_Unpack(known.real.get()).sizes(); };
+  for (const guards::Source* s = k.source.get(); s; s = s->base.get())
+    for (const SourcePtr& owner : {s->base, s->key_source})
+      if (owner && options.changing_sizes->contains(owner->text()))
+        for (const Known& other : knowns)
+          if (other.kind == Known::Kind::Tensor && other.source == owner && sizes(other).equals(sizes(k)))
+            return open_dims(other);
+  return 0;
+}
+
 uint64_t Machine::open_dims(const Known& k) const {
   if (!trace.sizes || k.kind != Known::Kind::Tensor || is_module_state(*k.source)) return 0;
   PyObject* o = k.real.get();
   const at::Tensor& t = THPVariable_Unpack(o);
-  if (!captures_class(o) || PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(names().parameter_type)) ||
-      reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().buffer_type || t.dim() > 64 || t.layout() != at::kStrided)
+  // A module's, wherever it is found. What a loop over parameters is at differs from turn to turn.
+  const bool of_module = PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(names().parameter_type)) ||
+                         reinterpret_cast<PyObject*>(Py_TYPE(o)) == names().buffer_type;
+  if (!captures_class(o) || (of_module && k.source->kind != guards::Source::Kind::Local) || t.dim() > 64 ||
+      t.layout() != at::kStrided)
     return 0;
   const auto marks = [&](const char* name) {
     uint64_t bits = 0;
@@ -694,6 +710,7 @@ uint64_t Machine::open_dims(const Known& k) const {
     if (options.changing_sizes && !options.changing_sizes->empty())
       if (auto it = options.changing_sizes->find(k.source->text()); it != options.changing_sizes->end())
         open |= it->second;
+    open |= dims_of_owner(k);
   }
   return open & ~marks("_kiln_static_dims") & all;
 }

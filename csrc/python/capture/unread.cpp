@@ -117,6 +117,8 @@ Use use_as_operand(const Exec& e, int opcode, int arg, int above, PyObject* keyw
   switch (opcode) {
     case BINARY_SUBSCR:
       return above == 1 ? Use::LookUp : Use::Other;
+    case STORE_SUBSCR:
+      return above == 1 ? Use::LookUp : Use::Other;
     case CONTAINS_OP:
       return above == 0 ? Use::LookUp : Use::Other;
     case LOAD_METHOD:
@@ -287,6 +289,34 @@ PyObject* Machine::append_unread(PyObject* callable, PyObject* container, PyObje
                                                     : PyObject_CallMethodOneArg(container, names().append, item);
 }
 
+bool Machine::guard_item(const Known& container, PyObject* value, const SourcePtr& source) {
+  for (const auto& [at, again] : container.met_again)
+    if (at == source && !py::Ref::steal(stand_in(again.get(), at))) return false;
+  if (is_constant(value) && !is_changing(value, source)) guard_constant(source, value);
+  return true;
+}
+
+bool Machine::guard_lookup_of_tensor(Known& k, PyObject* key, LookUp what) {
+  const Known* const known_key = find(key);
+  if (!known_key || known_key->kind != Known::Kind::Tensor) return false;
+  PyObject *const real = k.real.get(), *const real_key = known_key->real.get();
+  PyObject *own, *v, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(real, &at, &own, &v);) {
+    if (py::is_tensor(own) ? !py::hashes_by_id(own) : !is_told_apart(*this, own)) return false;
+    if (own == real_key) value = v;
+  }
+  if (!py::hashes_by_id(real_key) || !observe(key)) return false;
+  const SourcePtr source = item_at(k.source, known_key->source);
+  k.looked_up = true;
+  if (!value)
+    guard(GK::DictLacks, k.source, nullptr, 0, known_key->source);
+  else if (what == LookUp::Item)
+    return guard_item(k, value, source);
+  else
+    guard(GK::Type, source, reinterpret_cast<PyObject*>(Py_TYPE(value)), py311::type_version(Py_TYPE(value)));
+  return true;
+}
+
 bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
   PyObject *const real = k.real.get(), *value = nullptr;
   SourcePtr source;
@@ -297,6 +327,8 @@ bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
     if (overflow || i < 0 || i >= PyList_GET_SIZE(real)) return false;  // the length is what tells
     value = PyList_GET_ITEM(real, i);
     source = child(SK::ListItem, k.source, nullptr, i);
+  } else if (PyDict_Check(real) && py::is_tensor(key)) {
+    return guard_lookup_of_tensor(k, key, what);
   } else {
     if (!PyDict_Check(real) || !is_plain_key(*this, key)) return false;
     Py_ssize_t at = 0;
@@ -309,14 +341,9 @@ bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
       }
     }
     PyErr_Clear();
-    // A defaultdict makes what is missing.
-    if (!value && what == LookUp::Item && !PyDict_CheckExact(real) && !PyODict_CheckExact(real)) return false;
   }
   k.looked_up = true;
-  if (value && what == LookUp::Item) {
-    if (is_constant(value) && !is_changing(value, source)) guard_constant(source, value);
-    return true;
-  }
+  if (value && what == LookUp::Item) return guard_item(k, value, source);
   guard(value ? GK::DictHas : GK::DictLacks, k.source, key);
   return true;
 }
@@ -338,9 +365,10 @@ PyObject* Machine::look_up_unread(PyObject* callable, PyObject* dict, PyObject* 
   const auto which = std::find(std::begin(names_in_c), std::end(names_in_c), callable) - std::begin(names_in_c);
   if (which == std::ssize(names_in_c) || !PyDict_Check(dict)) return nullptr;
   if (other && which != kGet && which != kSetDefault) return nullptr;
-  // What sets the default writes to the dict.
-  if (which == kSetDefault && (!is_plain_key(*this, key) || !PyDict_Contains(dict, key))) return PyErr_Clear(), nullptr;
+  if (which == kSetDefault && PyODict_Check(dict)) return nullptr;  // it has a method of its own
   if (looks_up(dict, key, which == kContains ? LookUp::Presence : LookUp::Item) <= 0) return nullptr;
+  const Hashing hashing(*this, key);
+  if (which == kSetDefault) return Py_XNewRef(PyDict_SetDefault(dict, key, other ? other : Py_None));
   PyObject* const found = PyDict_GetItemWithError(dict, key);
   if (which == kContains) return Py_NewRef(found ? Py_True : Py_False);
   if (found) return Py_NewRef(found);

@@ -12,6 +12,24 @@ inline bool is_tensor(PyObject* o) {
   return THPVariableClass && PyObject_TypeCheck(o, reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
 
+/// Whether a tensor is equal, as the key of a dict, to itself alone: its hash is that of torch.Tensor, its id().
+inline bool hashes_by_id(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("__hash__");
+  static PyObject* const own = _PyType_Lookup(reinterpret_cast<PyTypeObject*>(THPVariableClass), name);
+  return _PyType_Lookup(Py_TYPE(tensor), name) == own;
+}
+
+inline Py_hash_t hash_of_id(PyObject* o) { return static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(o)); }
+
+/// dict[key], borrowed, for a key that need not be a constant; null without an error if there is none. A tensor's hash
+/// is a function in Python, which is not run.
+inline PyObject* item_at(PyObject* dict, PyObject* key) {
+  PyObject* const value = is_tensor(key) && hashes_by_id(key) ? _PyDict_GetItem_KnownHash(dict, key, hash_of_id(key))
+                                                              : PyDict_GetItemWithError(dict, key);
+  if (!value) PyErr_Clear();
+  return value;
+}
+
 /// Whether `o` is a float, or the float of NumPy's that is one (np.float64).
 inline bool is_float(PyObject* o) {
   return PyFloat_CheckExact(o) || (PyFloat_Check(o) && std::string_view(Py_TYPE(o)->tp_name) == "numpy.float64");

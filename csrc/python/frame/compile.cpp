@@ -335,7 +335,18 @@ void check_checkpoint(const CaptureResult& result) {
         "that calls the checkpoint");
 }
 
-EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& shared_config) {
+guards::Call call_of(PyCodeObject* code, _PyInterpreterFrame* frame) {
+  const int first_free = code->co_nlocalsplus - code->co_nfreevars;
+  return {frame->localsplus, first_free, frame->f_func->func_closure, first_free};
+}
+
+struct BuildOptions {
+  bool last = false;  // few more may be compiled
+  bool expects_jumps = true;
+};
+
+EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cache, const ConfigPtr& shared_config,
+               const BuildOptions& how) {
   const Config& config = *shared_config;
   PyCodeObject* code = frame->f_code;
   stage_times().clear();
@@ -356,12 +367,13 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.resumes = info && info->resume;
     options.ints_change = !config.backend && options.open_ints;
     options.constant_numbers = cache.constant_numbers;
+    options.constant_numbers_break = how.last && options.ints_change && !config.fullgraph;
     options.item_numbers = !config.backend && pass_enabled("capture.item_numbers");
     options.breaking_items = cache.breaking_items;
     options.assertions = !config.backend && pass_enabled("capture.assertions");
     options.for_fx = static_cast<bool>(config.backend);
     // kiln.explain tells of the breaks that may come.
-    if (options.assertions && !recording() && pass_enabled("capture.expected_jumps"))
+    if (how.expects_jumps && options.assertions && !recording() && pass_enabled("capture.expected_jumps"))
       options.expected_jump = expected_jump;
     // Data that decide otherwise again and again: better a break than the recompile limit.
     constexpr int64_t kMostBranches = 4;
@@ -372,8 +384,9 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
     options.masks_change = branches > 0;
     // Where sizes decide on the program's way again and again, each is better taken by itself.
     constexpr int64_t kMostOpen = 4;
-    const bool few = std::count_if(cache.entries.begin(), cache.entries.end(),
-                                   [](const EntryPtr& e) { return e->sizes != nullptr; }) < kMostOpen;
+    const bool few = std::count_if(cache.entries.begin(), cache.entries.end(), [&](const EntryPtr& e) {
+                       return e->sizes && e->tree.failure(call_of(code, frame)).empty();
+                     }) < kMostOpen;
     // What runs operator by operator first, and is compiled then, saves other tensors in a checkpoint's second run.
     const bool settled = guards::saved_hooks() == guards::SavedHooks::Keeping;
     if (few && !settled && cache.backend_takes_sizes && pass_enabled("capture.open_sizes"))
@@ -396,6 +409,9 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   }
   Continuation continuation;
   const bool open = leaves_sizes_open(result, code, static_cast<bool>(config.backend));
+  // A loop over parameters of many shapes: better a break than to compile for each.
+  if (!open && result.sizes && result.sizes->any_open() && result.failed_is_asked && !result.expected_jumps.empty())
+    return build(tstate, frame, cache, shared_config, {.last = how.last, .expects_jumps = false});
   std::vector<guards::SourcePtr> wanted;
   for (const auto& input : result.inputs) wanted.push_back(input.source);
   if (open)
@@ -450,16 +466,37 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
                  "the backend raised for open sizes, which are constants from now on");
     PyErr_Clear();
     cache.backend_takes_sizes = false;
-    return build(tstate, frame, cache, shared_config);
+    return build(tstate, frame, cache, shared_config, how);
   }
   check_signals();
   tell(code, result, *entry, breaks ? &continuation : nullptr, torch_level.get());
   return entry;
 }
 
-guards::Call call_of(PyCodeObject* code, _PyInterpreterFrame* frame) {
-  const int first_free = code->co_nlocalsplus - code->co_nfreevars;
-  return {frame->localsplus, first_free, frame->f_func->func_closure, first_free};
+/// What differs from the last entry in this call, and need not be a constant of the next one. Sizes also where they are
+/// all that differs from an older one: weights and biases may take turns. True if that was news.
+bool note_changes(CodeCache& cache, const guards::Call& call) {
+  using Kind = guards::GuardTree::Change::Kind;
+  bool sizes = false, news = false;
+  for (const EntryPtr& entry : cache.entries) {
+    const bool last = entry == cache.entries.front();
+    if (!last && (sizes || !entry->tree.sizes_key(call, nullptr))) continue;
+    for (const auto& change : entry->tree.changes(call)) {
+      const std::string source = change.source->text();
+      if (change.kind == Kind::Sizes) {
+        uint64_t& dims = cache.changing_sizes[source];
+        news |= (change.dims & ~dims) != 0;
+        dims |= change.dims;
+        sizes = true;
+      } else if (last) {
+        auto& sources = change.kind == Kind::Function   ? cache.changing_functions
+                        : change.kind == Kind::Contents ? cache.changing_contents
+                                                        : cache.changing_numbers;
+        news |= sources.insert(source).second;
+      }
+    }
+  }
+  return news;
 }
 
 /// The guards that failed for this call, one line for each entry, of those that were used last.
@@ -525,21 +562,14 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   start_engine();
   if (!cache.entries.empty() && log_enabled(Topic::recompiles))
     log_artifact(Topic::recompiles, place, failures(code, frame, cache));
-  if (!cache.entries.empty())
-    for (const auto& change : cache.entries.front()->tree.changes(call_of(code, frame))) {
-      using Kind = guards::GuardTree::Change::Kind;
-      if (change.kind == Kind::Sizes)
-        cache.changing_sizes[change.source->text()] |= change.dims;
-      else
-        (change.kind == Kind::Function   ? cache.changing_functions
-         : change.kind == Kind::Contents ? cache.changing_contents
-                                         : cache.changing_numbers)
-            .insert(change.source->text());
-    }
+  // In a loop over parameters, whose turns differ in several respects, what is only learned need not count: the next
+  // entry does for the calls of one that was made for a constant.
+  const bool news = note_changes(cache, call_of(code, frame)), resumes = code_info(code) && code_info(code)->resume;
   cache.drop_unreachable();  // only now: a function that is gone tells what changes as well as another does
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles - cache.late_sizes.made() >= kOwners * limit;
-  if (!late_sizes && (all || owner.compiles >= limit)) {
+  const int64_t counted = owner.compiles - std::min(owner.more_general, limit / 2);
+  if (!late_sizes && (all || counted >= limit)) {
     const std::string text =
         "kiln: " + place + " was compiled " + std::to_string(all ? cache.compiles : owner.compiles) +
         " times, the recompile limit; other calls run in eager from now on" +
@@ -557,14 +587,19 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   }
   try {
     const auto start = std::chrono::steady_clock::now();
-    EntryPtr entry = build(tstate, frame, cache, config);
+    // Better a break at what needs a number's value than the recompile limit: a list that is indexed by a counter.
+    const bool last = !late_sizes && counted + limit / 4 >= limit;
+    EntryPtr entry = build(tstate, frame, cache, config, {.last = last});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     cache.late_sizes.took(seconds);
     mode().compile_seconds += seconds;
     entry->id = cache.compiles++;
     entry->owner = target.owner;
     cache.owners[target.owner].put_off = 0;
-    if (!late_sizes) ++cache.owners[target.owner].compiles;
+    if (!late_sizes) {
+      ++cache.owners[target.owner].compiles;
+      cache.owners[target.owner].more_general += news && resumes;
+    }
     cache.entries.insert(cache.entries.begin(), entry);
     if (late_sizes) drop_oldest(cache, target.owner, limit + options().size_limit);
     return entry;

@@ -263,7 +263,7 @@ void GuardTree::make_fast() {
   for (int g : binary_) {
     const Known& a = known[ends_[g].first];
     const Known& b = known[ends_[g].second];
-    if (a.pinned && b.pinned) continue;
+    if (a.pinned && b.pinned && guards_[g].kind != Guard::Kind::DictLacks) continue;
     Fast& f = add(FastOp::Holds, -1);
     f.guard = g;
     f.operand = a.operand;

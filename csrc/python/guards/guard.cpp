@@ -82,7 +82,7 @@ std::string Guard::text() const {
       t = v + " in " + s;
       break;
     case Kind::DictLacks:
-      t = v + " not in " + s;
+      t = (object ? v : o) + " not in " + s;
       break;
     case Kind::AttrLacks:
       t = "not hasattr(" + s + ", " + v + ")";

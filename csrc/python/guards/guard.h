@@ -26,7 +26,8 @@ struct Guard {
     Length,    // len of a list, tuple, dict, set or deque is `number`
     Keys,      // keys of a dict or elements of a set, in order, are the tuple `object` (compared with `is`, then ==)
     DictHas,   // dict has key `object`
-    DictLacks,   // dict lacks key `object` (an attribute found on the class, a global found in builtins)
+    DictLacks,   // dict lacks key `object` (an attribute found on the class, a global found in builtins), or, if there
+                 // is no `object`, the key that `other` finds
     AttrLacks,   // the slot or C attribute `object` of source is unset: reading it raises AttributeError
     Tensor,      // a tensor with `meta`, dispatch keys `number`, same Python class `object`; is_leaf in flags
     SameObject,  // source and `other` are one object

@@ -213,13 +213,8 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
       if (!value && PyErr_Occurred()) PyErr_Clear();
       return value;
     }
-    case Source::Kind::DictItemAt: {
-      // Only keys that hash and compare without Python code.
-      if (!PyDict_Check(base) || !key) return nullptr;
-      PyObject* value = PyDict_GetItemWithError(base, key);
-      if (!value && PyErr_Occurred()) PyErr_Clear();
-      return value;
-    }
+    case Source::Kind::DictItemAt:
+      return PyDict_Check(base) && key ? py::item_at(base, key) : nullptr;
     case Source::Kind::ListItem:
       if (PyList_Check(base)) return n.index < PyList_GET_SIZE(base) ? PyList_GET_ITEM(base, n.index) : nullptr;
       if (PyTuple_Check(base)) return n.index < PyTuple_GET_SIZE(base) ? PyTuple_GET_ITEM(base, n.index) : nullptr;
@@ -342,6 +337,7 @@ bool GuardTree::holds(int i, PyObject* value, PyObject* other) const {
     case Guard::Kind::DictHas:
       return dict_has(value, g.object.get()) == 1;
     case Guard::Kind::DictLacks:
+      if (other) return PyDict_Check(value) && !py::item_at(value, other);
       return dict_has(value, g.object.get()) == 0;
     case Guard::Kind::AttrLacks:
       return lacks_attribute(value, g.object.get());
@@ -508,10 +504,10 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
       if (guards_[g].kind == Guard::Kind::Length && length_of(value) >= 0)
         changed.push_back({Change::Kind::Number, length(n.source)});
       if (guards_[g].kind == Guard::Kind::Contents) changed.push_back({Change::Kind::Contents, n.source});
-      if (guards_[g].kind == Guard::Kind::Tensor)
-        if (const uint64_t dims = other_dims(value, facts_[g]))
-          changed.push_back({Change::Kind::Sizes, n.source, dims});
-      value = nullptr;  // nothing further may be read through it
+      const uint64_t dims = guards_[g].kind == Guard::Kind::Tensor ? other_dims(value, facts_[g]) : 0;
+      if (dims) changed.push_back({Change::Kind::Sizes, n.source, dims});
+      // Nothing further may be read through it, but what a tensor of other sizes has for its gradient.
+      if (!dims) value = nullptr;
     }
     values_[id] = value;
   }
