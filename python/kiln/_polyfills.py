@@ -653,6 +653,26 @@ def one_hot(tensor, num_classes=-1):
     return (tensor.contiguous().unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
 
 
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+    """torch.ctc_loss on the CPU, whose lengths an operator of the graph reads."""
+    lengths = [length_tensor(given) for given in (input_lengths, target_lengths)]
+    integers = all(isinstance(t, torch.Tensor) and t.dtype in (torch.int64, torch.int32) for t in [*lengths, targets])
+    if not integers or log_probs.dim() != 3 or any(t.device.type != "cpu" for t in [log_probs, targets, *lengths]):
+        return NotImplemented
+    if torch._C._functorch.maybe_current_level() is not None or any(t.shape != log_probs.shape[1:2] for t in lengths):
+        return NotImplemented
+    loss, _ = torch.ops.kiln.ctc_loss(log_probs, targets, *lengths, blank, bool(zero_infinity))
+    if zero_infinity:
+        loss = torch.where(loss == torch.inf, torch.zeros((), dtype=loss.dtype), loss)
+    if reduction == 1:
+        return (loss / lengths[1].to(loss.dtype).clamp_min(1)).mean()
+    return loss.sum() if reduction == 2 else loss
+
+
+def length_tensor(given):
+    return torch.tensor(given, dtype=torch.int64) if type(given) in (list, tuple) else given
+
+
 def _check_tensor_all_with(error_type, condition, message=None):
     """torch._check_tensor_all_with, whose branch on the tensor is an assertion of the graph."""
     if not isinstance(condition, torch.Tensor) or condition.dtype != torch.bool:

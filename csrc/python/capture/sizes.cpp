@@ -706,13 +706,14 @@ uint64_t Machine::open_dims(const Known& k) const {
   const uint64_t all = t.dim() == 64 ? ~uint64_t{0} : (uint64_t{1} << t.dim()) - 1;
   uint64_t open = all;
   if (options.open_sizes == CaptureOptions::OpenSizes::Some) {
-    open = marks("_kiln_dynamic_dims");
+    // Those of torch._dynamo.mark_dynamic() too.
+    open = marks("_kiln_dynamic_dims") | marks("_dynamo_dynamic_indices") | marks("_dynamo_weak_dynamic_indices");
     if (options.changing_sizes && !options.changing_sizes->empty())
       if (auto it = options.changing_sizes->find(k.source->text()); it != options.changing_sizes->end())
         open |= it->second;
     open |= dims_of_owner(k);
   }
-  return open & ~marks("_kiln_static_dims") & all;
+  return open & ~marks("_kiln_static_dims") & ~marks("_dynamo_static_indices") & all;
 }
 
 PyObject* Machine::open_shape(PyObject* tensor, graph::Value v) {
