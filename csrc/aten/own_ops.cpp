@@ -53,7 +53,7 @@ std::vector<int64_t> ints_of(const at::Tensor& t) {
 }
 
 std::tuple<at::Tensor, at::Tensor> ctc_loss_shape(const at::Tensor& log_probs, const at::Tensor& targets,
-                                                 const at::Tensor&, const at::Tensor&, int64_t, bool) {
+                                                  const at::Tensor&, const at::Tensor&, int64_t, bool) {
   const int64_t batch = log_probs.size(1);
   const at::Tensor loss = at::empty({batch}, log_probs.options());
   if (targets.dim() != 2) return {loss, at::empty({0}, log_probs.options())};
@@ -61,8 +61,8 @@ std::tuple<at::Tensor, at::Tensor> ctc_loss_shape(const at::Tensor& log_probs, c
 }
 
 std::tuple<at::Tensor, at::Tensor> ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
-                                           const at::Tensor& input_lengths, const at::Tensor& target_lengths,
-                                           int64_t blank, bool zero_infinity) {
+                                            const at::Tensor& input_lengths, const at::Tensor& target_lengths,
+                                            int64_t blank, bool zero_infinity) {
   const at::AutoDispatchBelowAutograd no_history;
   const auto [loss, alpha] =
       at::_ctc_loss(log_probs, targets, ints_of(input_lengths), ints_of(target_lengths), blank, zero_infinity);
@@ -78,9 +78,9 @@ at::Tensor ctc_loss_backward(const at::Tensor& grad, const at::Tensor& log_probs
   const at::AutoDispatchBelowAutograd no_history;
   const std::vector<int64_t> lengths = ints_of(input_lengths), sizes = ints_of(target_lengths);
   const int64_t longest = sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
-  const at::Tensor alpha =
-      kept.numel() > 0 ? kept.narrow(2, 0, 2 * longest + 1).contiguous()
-                       : std::get<1>(at::_ctc_loss(log_probs, targets, lengths, sizes, blank, zero_infinity));
+  const at::Tensor alpha = kept.numel() > 0
+                               ? kept.narrow(2, 0, 2 * longest + 1).contiguous()
+                               : std::get<1>(at::_ctc_loss(log_probs, targets, lengths, sizes, blank, zero_infinity));
   return at::_ctc_loss_backward(grad, log_probs, targets, lengths, sizes, loss, alpha, blank, zero_infinity);
 }
 
@@ -109,13 +109,17 @@ class CtcLoss : public torch::autograd::Function<CtcLoss> {
     const auto saved = ctx->get_saved_variables();
     return {op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], saved[5],
                     ctx->saved_data["blank"].toInt(), ctx->saved_data["zero_infinity"].toBool()),
-            {}, {}, {}, {}, {}};
+            {},
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
 std::tuple<at::Tensor, at::Tensor> ctc_loss_autograd(const at::Tensor& log_probs, const at::Tensor& targets,
-                                                    const at::Tensor& input_lengths, const at::Tensor& target_lengths,
-                                                    int64_t blank, bool zero_infinity) {
+                                                     const at::Tensor& input_lengths, const at::Tensor& target_lengths,
+                                                     int64_t blank, bool zero_infinity) {
   const auto r = CtcLoss::apply(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity);
   return {r[0], r[1]};
 }

@@ -16,9 +16,9 @@ at::Tensor nonzero_sized(const at::Tensor& self, int64_t size);
 /// ("exp", "cos", ...), which Python's math module calls, too; ATen's differ in the last bit. Throws for an unknown
 /// function;
 /// kiln::ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, bool
-/// zero_infinity) -> (Tensor, Tensor): aten::_ctc_loss of lengths in tensors (int64 or int32 [N]), which reads them when
-/// it runs. float32 or float64 [T, N, C] and targets [N, S] give [N] and what the backward needs, [N, T, 2 * S + 1];
-/// nothing for targets in one line, whose longest nobody knows before. Throws as aten::_ctc_loss does;
+/// zero_infinity) -> (Tensor, Tensor): aten::_ctc_loss of lengths in tensors (int64 or int32 [N]), which reads them
+/// when it runs. float32 or float64 [T, N, C] and targets [N, S] give [N] and what the backward needs, [N, T, 2 * S +
+/// 1]; nothing for targets in one line, whose longest nobody knows before. Throws as aten::_ctc_loss does;
 /// kiln::ctc_loss_backward(Tensor grad, Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,
 /// Tensor loss, Tensor kept, int blank, bool zero_infinity) -> Tensor: the gradient of log_probs.
 bool is_own_op(const graph::Op& op);

@@ -243,3 +243,44 @@ def test_a_registry_of_classes_and_functions_is_asked_for_some_alone():
     call(2)
     registry[int] = 7.0
     call(3)
+
+
+class Holder:
+    def __init__(self, n):
+        self.n, self.d, self.l, self.m = n, {"n": n}, [n, 2], nn.Linear(1, 1)
+        self.m.flag = n
+
+    def state(self):
+        return self.n, self.d, self.l, self.m.flag
+
+
+def set_twice(o, j):
+    o.d["n"] = 5
+    o.d["n"] = j
+
+
+WRITES = {
+    "attribute": lambda o, j: setattr(o, "n", j),
+    "__dict__": lambda o, j: o.__dict__.__setitem__("n", j),
+    "item": lambda o, j: o.d.__setitem__("n", j),
+    "twice": set_twice,
+    "list": lambda o, j: o.l.__setitem__(0, j),
+    "update": lambda o, j: o.d.update(n=j),
+    "setdefault": lambda o, j: o.d.setdefault("n", j),
+    "module": lambda o, j: setattr(o.m, "flag", j),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_value_that_was_there_already_is_written_in_other_calls(name):
+    write = WRITES[name]
+
+    def f(x, o, j):
+        write(o, j)
+        return x + 1
+
+    compiled = kiln.compile(f)
+    for n, j in [(1, 1), (2, 1), (3, 1), (3, 3), (1, 3), ("a", "a"), ("b", "a"), (None, None), (1, None)]:
+        ours, theirs = Holder(n), Holder(n)
+        compiled(X, ours, j), f(X, theirs, j)
+        assert ours.state() == theirs.state()

@@ -702,3 +702,23 @@ def test_gradients_of_doubles_are_as_precise_as_eagers():
     for name in ("hardsigmoid", "hardswish", "gelu", "silu", "mish", "softplus", "selu", "elu", "logsigmoid"):
         f = gradient(getattr(torch.nn.functional, name))
         torch.testing.assert_close(kiln.compile(f)(x), f(x), rtol=1e-12, atol=1e-14, msg=name)
+
+
+EXTREMES = [float("inf"), -float("inf"), float("nan"), 1e30, -1e30, 40.0, -40.0, 0.0, -0.0, 3e38, -3e38, 1.5e19]
+AT_EXTREMES = """acosh asinh atan atanh cos cosh digamma erf erfc exp exp2 expm1 frac lgamma log log10 log1p log2 logit nan_to_num
+reciprocal round rsqrt sigmoid sin sinh sqrt tan tanh trunc nn.functional.elu nn.functional.hardswish nn.functional.logsigmoid
+nn.functional.mish nn.functional.selu nn.functional.silu nn.functional.softplus nn.functional.softsign
+nn.functional.tanhshrink special.log_ndtr special.ndtr""".split()
+
+
+@pytest.mark.parametrize("name", AT_EXTREMES)
+def test_values_at_extremes(name):
+    function = torch
+    for part in name.split("."):
+        function = getattr(function, part)
+    for dtype in (torch.float32, torch.float64):
+        more = [1e200, -1e200] if dtype == torch.float64 else []
+        x = torch.tensor((EXTREMES + more) * 3, dtype=dtype)
+        got, expected = kiln.compile(lambda x: function(x))(x), function(x)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=0, equal_nan=True)
+        assert torch.equal(torch.signbit(got)[~got.isnan()], torch.signbit(expected)[~got.isnan()])

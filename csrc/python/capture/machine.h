@@ -777,6 +777,9 @@ class Machine {
   /// found there, or that nothing is, is guarded now; 0: it is guarded as a whole, or is none; -1: an error is set.
   int looks_up(PyObject* container, PyObject* key, LookUp what);
   bool guard_lookup(Known& k, PyObject* key, LookUp what);
+  /// An item of a dict was set, of which nobody knows what it was before: that is written on leaving, even if it is
+  /// what it was in this call.
+  void note_item_written(PyObject* dict, PyObject* key);
   bool guard_lookup_of_tensor(Known& k, PyObject* key, LookUp what);
   bool guard_item(const Known& container, PyObject* value, const SourcePtr& source);
   /// dict.get(key, other) and the like of such a dict. Null without an error for any other call.

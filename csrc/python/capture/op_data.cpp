@@ -314,8 +314,8 @@ Flow op_store_subscr(Exec& e, int) {
   const auto set = [](PyObject* const* a) {
     return PyObject_SetItem(a[0], a[1], a[2]) < 0 ? nullptr : Py_NewRef(Py_None);
   };
-  if (looked_up) e.m.note_write(args[0]);
   PyObject* done = looked_up ? e.m.after_c_call(set(args)) : operate(e.m, "setitem", args, 3, set);
+  if (looked_up && done) e.m.note_item_written(args[0], args[1]);
   if (!done) return Flow::Error;
   Py_DECREF(done);
   e.drop(3);

@@ -348,6 +348,19 @@ bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
   return true;
 }
 
+void Machine::note_item_written(PyObject* dict, PyObject* key) {
+  static PyObject* const other_value = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+  Known* const k = find(dict);
+  k->touched = true;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(k->snapshot.get()); i += 2) {
+    PyObject* const own = PyList_GET_ITEM(k->snapshot.get(), i);
+    const bool by_identity = py::is_tensor(own) || py::is_tensor(key);
+    if (own == key || (!by_identity && PyObject_RichCompareBool(own, key, Py_EQ) == 1))
+      PyList_SetItem(k->snapshot.get(), i + 1, Py_NewRef(other_value));
+  }
+  PyErr_Clear();
+}
+
 int Machine::looks_up(PyObject* container, PyObject* key, LookUp what) {
   Known* k = find(container);
   if (!k || k->active || k->kind != Known::Kind::Shadow) return 0;
