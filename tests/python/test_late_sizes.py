@@ -77,7 +77,7 @@ def test_what_differs_otherwise_stays_in_eager():
     x = torch.randn(200, 200)
     with pytest.warns(UserWarning, match="recompile limit"):
         for how in "abcdefgh":
-            for _ in range(10):
+            for _ in range(4):  # fewer than a second chance needs
                 compiled(x, how)
     assert len(compiled._entries) == LIMIT
 
@@ -95,8 +95,7 @@ def test_calls_that_are_taken_to_differ_in_sizes():
             assert_same(compiled(x, False), f(x, False))
     x = torch.randn(300, 200)
     expected = f(x, True)
-    end = time.monotonic() + 1
-    while time.monotonic() < end:
+    for _ in range(30):  # fewer than a second chance needs
         assert_same(compiled(x, True), expected)
     assert len(compiled._entries) == LIMIT
 

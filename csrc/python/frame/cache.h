@@ -13,6 +13,7 @@
 #include "python/frame/leave.h"
 #include "python/frame/mode.h"
 #include "python/frame/python_graph.h"
+#include "python/frame/second_chance.h"
 #include "python/frame/sized_entry.h"
 #include "python/guards/tree.h"
 #include "runtime/compiled_graph.h"
@@ -93,7 +94,9 @@ struct CodeCache {
     int64_t compiles = 0;      // without late ones
     int64_t more_general = 0;  // of these, of resume functions in which something changed for the first time
     bool eager = false;        // has reached the limit, or was put off too often
-    int64_t put_off = 0;       // calls in a row that ran in eager for what a later call need not wait for
+    bool limited = false;      // has reached the limit
+    SecondChance chance;
+    int64_t put_off = 0;  // calls in a row that ran in eager for what a later call need not wait for
     /// Calls in eager that are not looked at, since those before did not differ in sizes alone; how many the last time.
     uint32_t quiet = 0, last_quiet = 0;
     /// The nodes of the guards of the entry with this id where such a call differed in sizes alone, and how many more

@@ -537,7 +537,7 @@ std::shared_ptr<runtime::CompiledFunction> compile_for(const graph::Graph& trace
   return compiler::compile_traced(traced, examples, compiler);
 }
 
-EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target, bool late_sizes) {
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target, Late late) {
   const ConfigPtr& config = target.config;
   CodeCache& cache = *target.cache;
   CodeCache::Owner& owner = cache.owners[target.owner];
@@ -569,15 +569,16 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   const int64_t limit = options().recompile_limit;
   const bool all = cache.compiles - cache.late_sizes.made() >= kOwners * limit;
   const int64_t counted = owner.compiles - std::min(owner.more_general, limit / 2);
-  if (!late_sizes && (all || counted >= limit)) {
+  if (late == Late::No && (all || counted >= limit)) {
     const std::string text =
         "kiln: " + place + " was compiled " + std::to_string(all ? cache.compiles : owner.compiles) +
         " times, the recompile limit; other calls run in eager from now on" +
-        (options().size_limit > 0 ? ", unless sizes come so often that a compile pays" : "") +
+        (options().size_limit > 0 ? ", unless they come so often that a compile pays" : "") +
         ". Guards that failed this time:\n" + failures(code, frame, cache) +
         "Hint: raise kiln.config.recompile_limit, or make what changes a tensor. KILN_LOGS=recompiles shows each.";
     if (config->fullgraph) raise("RecompileLimit", text);
     (all ? cache.eager : owner.eager) = true;
+    owner.limited = true;
     warn_once("limit " + place, text);
     return nullptr;
   }
@@ -588,7 +589,7 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
   try {
     const auto start = std::chrono::steady_clock::now();
     // Better a break at what needs a number's value than the recompile limit: a list that is indexed by a counter.
-    const bool last = !late_sizes && counted + limit / 4 >= limit;
+    const bool last = late != Late::Sizes && counted + limit / 4 >= limit;
     EntryPtr entry = build(tstate, frame, cache, config, {.last = last});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     cache.late_sizes.took(seconds);
@@ -596,12 +597,12 @@ EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const 
     entry->id = cache.compiles++;
     entry->owner = target.owner;
     cache.owners[target.owner].put_off = 0;
-    if (!late_sizes) {
+    if (late == Late::No) {
       ++cache.owners[target.owner].compiles;
       cache.owners[target.owner].more_general += news && resumes;
     }
     cache.entries.insert(cache.entries.begin(), entry);
-    if (late_sizes) drop_oldest(cache, target.owner, limit + options().size_limit);
+    if (late != Late::No) drop_oldest(cache, target.owner, limit + options().size_limit);
     return entry;
   } catch (const py::PythonError&) {
     throw;

@@ -27,13 +27,18 @@ std::shared_ptr<runtime::CompiledFunction> compile_for(const graph::Graph& trace
 
 struct Target;
 
-/// Captures `frame`, compiles what was captured and adds an entry to the target's cache. With `late_sizes` it does so
-/// beyond the recompile limit (see LateSizes); the owner's entry that was used the longest ago goes if they are too
-/// many. Null if the frame is to run in eager; why was said then, once. Throws py::PythonError for what the user must
-/// see: a graph break under fullgraph, a backend's error, a KeyboardInterrupt, kiln's own failures under
-/// options().strict; and NotYet.
-EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target,
-                       bool late_sizes = false);
+/// Why something is compiled beyond the recompile limit.
+enum class Late : uint8_t {
+  No,
+  Sizes,         // see LateSizes
+  SecondChance,  // see SecondChance
+};
+
+/// Captures `frame`, compiles what was captured and adds an entry to the target's cache. Where it is late, the owner's
+/// entry that was used the longest ago goes if they are too many. Null if the frame is to run in eager; why was said
+/// then, once. Throws py::PythonError for what the user must see: a graph break under fullgraph, a backend's error, a
+/// KeyboardInterrupt, kiln's own failures under options().strict; and NotYet.
+EntryPtr compile_frame(PyThreadState* tstate, _PyInterpreterFrame* frame, const Target& target, Late late);
 
 /// "name (file:line)" of a code object.
 std::string place_of(PyCodeObject* code);

@@ -264,6 +264,20 @@ PyObject* run_for_sizes(PyThreadState* tstate, py311::Frame* frame, CodeCache& c
   return result;
 }
 
+/// The owner's, if it runs in eager because it has reached the recompile limit; else null.
+SecondChance* chance_of(const Target& target) {
+  if (target.cache->eager || mode().run_only || options().size_limit <= 0) return nullptr;
+  CodeCache::Owner& owner = target.cache->owners[target.owner];
+  return owner.limited ? &owner.chance : nullptr;
+}
+
+/// Runs the frame as it is, which counts for a second chance.
+PyObject* run_for_chance(PyThreadState* tstate, py311::Frame* frame, const Target& target) {
+  const auto [result, seconds] = timed([&] { return run_plainly(tstate, frame, 0); });
+  if (SecondChance* const chance = chance_of(target); chance && result) chance->ran(seconds);  // if it is there still
+  return result;
+}
+
 PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& target) {
   const guards::Call call = call_of(target, frame->localsplus, target.code->co_nlocalsplus - target.code->co_nfreevars);
   std::vector<PyObject*> values;
@@ -277,17 +291,21 @@ PyObject* run_frame(PyThreadState* tstate, py311::Frame* frame, const Target& ta
     const bool settled = guards::saved_hooks() != guards::SavedHooks::None;  // see find_entry
     const std::optional<uint64_t> sizes = !settled && (eager() || vary) ? other_sizes(target, call) : std::nullopt;
     const bool late = sizes.has_value();
+    SecondChance* const chance = settled || late || vary ? nullptr : chance_of(target);
+    const bool again = chance && chance->due(target.cache->late_sizes.compile_seconds());
     const uint64_t key = sizes.value_or(0);
     // The outermost frame is the one to be compiled for its sizes.
-    if (late ? vary : eager()) return run_plainly(tstate, frame, 0);
+    if (late ? vary : eager() && !again)
+      return chance ? run_for_chance(tstate, frame, target) : run_plainly(tstate, frame, 0);
     if (late && !target.cache->late_sizes.pays(key)) return run_for_sizes(tstate, frame, *target.cache, key);
     // The first run found no entry either.
     if (guards::recomputing()) return run_plainly(tstate, frame, 0);
     std::optional<CompileTurn> turn(std::in_place);
     if (turn->waited()) entry = find_entry(target, call, values, owned);
     try {
-      if (!entry && *turn && (late || !eager())) {
-        entry = compile_frame(tstate, frame, target, late);
+      if (!entry && *turn && (late || again || !eager())) {
+        if (SecondChance* const taken = again ? chance_of(target) : nullptr) taken->taken();
+        entry = compile_frame(tstate, frame, target, late ? Late::Sizes : again ? Late::SecondChance : Late::No);
         if (late) target.cache->late_sizes.compiled(key, static_cast<bool>(entry));
       }
     } catch (const NotYet& e) {

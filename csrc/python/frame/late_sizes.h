@@ -21,6 +21,7 @@ class LateSizes {
   void compiled(uint64_t key, bool made);
   /// Any compile of the code took so long.
   void took(double seconds) { compile_seconds_ = seconds; }
+  double compile_seconds() const { return compile_seconds_; }
   /// How many entries were made late.
   int64_t made() const { return made_; }
 
