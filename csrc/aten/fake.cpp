@@ -184,8 +184,7 @@ void check_in_place(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
               " doesn't match the broadcast shape ", c10::IntArrayRef(sizes));
 }
 
-/// The functional overload of an out= op: same name, same arguments without the out ones.
-const OpInfo* functional_of_out(const OpInfo& op) {
+const OpInfo* find_functional_of_out(const OpInfo& op) {
   const auto& args = op.schema().arguments();
   size_t kept = 0;
   while (kept < args.size() && !args[kept].is_out()) ++kept;
@@ -201,6 +200,15 @@ const OpInfo* functional_of_out(const OpInfo& op) {
     if (same) return &op_info(*handle);
   }
   return nullptr;
+}
+
+/// The functional overload of an out= op: same name, same arguments without the out ones. Looking for it goes through
+/// all operators.
+const OpInfo* functional_of_out(const OpInfo& op) {
+  thread_local std::unordered_map<const OpInfo*, const OpInfo*> known;
+  const auto [at, fresh] = known.try_emplace(&op, nullptr);
+  if (fresh) at->second = find_functional_of_out(op);
+  return at->second;
 }
 
 void run_out(const OpInfo& op, c10::ArrayRef<c10::IValue> args, torch::jit::Stack& stack) {

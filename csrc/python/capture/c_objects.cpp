@@ -179,7 +179,7 @@ bool Machine::reads(PyObject* o, int depth) {
         return false;
       }
       if (k->read) return true;
-      const bool changes = options.changing_contents && options.changing_contents->contains(k->source->text());
+      const bool changes = options.changing_contents && options.changing_contents->contains(k->source->id());
       if (changes) {
         graph_break("value-of-c-object", "the values of " + k->source->text() +
                                              ", which are others in each call (torch.from_numpy shares them)");

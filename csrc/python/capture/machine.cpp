@@ -336,13 +336,15 @@ bool Machine::place_root_arguments(Exec& e) {
     if (v) Py_XSETREF(e.local(i), v);
     return v != nullptr;
   };
-  // Tensors first: a parameter that is in an optimizer's list, too, is known by the variable, not by its place there.
-  for (const bool tensors : {true, false})
+  // Tensors first, and what enumerate() gives: a parameter that is in an optimizer's list, too, is known by the
+  // variable, not by its place there.
+  const auto turn = [](PyObject* real) { return py::is_tensor(real) ? 0 : PyTuple_CheckExact(real) ? 1 : 2; };
+  for (int now = 0; now < 3; ++now)
     for (int i = 0; i < n; ++i) {
       PyObject* const real = real_root->localsplus[i];
       if (!real)  // resume functions pass unbound locals as nothing
         Py_CLEAR(e.local(i));
-      else if (py::is_tensor(real) == tensors && !place(i, real))
+      else if (turn(real) == now && !place(i, real))
         return false;
     }
   return true;
@@ -577,7 +579,7 @@ CaptureResult capture_frame(PyThreadState* tstate, py311::Frame* frame, const Ca
     if ((!m.needed_numbers.empty() || !m.needed_items.empty()) && !number_breaks) {
       options.constant_numbers_break = options.constant_numbers_break && m.needed_numbers.empty();
       for (const std::string& s : m.needed_numbers)
-        log_artifact(Topic::recompiles, s,
+        log_artifact(Topic::recompiles, guards::shown(s),
                      "changes between calls, but stays a constant: its value is needed\n" + m.reason.stack);
       for (const std::string& s : m.needed_items)
         log_artifact(Topic::graph_breaks, s, "its value is needed: a guard on it, or a break\n" + m.reason.stack);
@@ -638,10 +640,21 @@ const BreakRow kBreaks[] = {
 };
 }  // namespace
 
+py311::Frame* Machine::user_frame() {
+  static const std::string own = [] {
+    const py::Ref file = py::check(PyObject_GetAttrString(polyfills(), "__file__"));
+    const std::string path = PyUnicode_AsUTF8(file.get());
+    return path.substr(0, path.rfind('/') + 1);
+  }();
+  py311::Frame* f = ts->cframe->current_frame;
+  while (f && f != root && f->previous && place_of(f)->file.starts_with(own)) f = f->previous;
+  return f;
+}
+
 std::string Machine::user_stack() {
   std::string out;
   std::vector<py311::Frame*> frames;
-  for (py311::Frame* f = ts->cframe->current_frame; f; f = f->previous) {
+  for (py311::Frame* f = user_frame(); f; f = f->previous) {
     frames.push_back(f);
     if (f == root) break;
   }
@@ -662,7 +675,7 @@ PyObject* Machine::graph_break(const char* id, const std::string& particulars) {
     for (const BreakRow& row : kBreaks)
       if (reason.id == row.id) reason.hint = row.hint;
     reason.stack = user_stack();
-    if (py311::Frame* f = ts->cframe->current_frame) {
+    if (py311::Frame* f = user_frame()) {
       reason.file = place_of(f)->file;
       reason.line = place_of(f)->line;
     }

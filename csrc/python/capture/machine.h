@@ -92,6 +92,8 @@ class Machine {
   bool activate(Known& k);
   /// The guard of what is_constant(): by value, or by identity of what is compared so.
   void guard_constant(const SourcePtr& source, PyObject* constant);
+  /// The guard of what makes a defaultdict's missing items.
+  bool guard_factory(const Known& k);
   /// The guards of a function that may be another in each call (CaptureOptions::changing_functions).
   void guard_alike(const Known& k);
   Known* find(PyObject* o) {
@@ -726,6 +728,8 @@ class Machine {
   /// Sets the GraphBreak exception; returns null for convenience. `id` is of graph_breaks.def.
   PyObject* graph_break(const char* id, const std::string& particulars);
   bool break_pending() const { return broken; }
+  /// The frame that runs, or, of kiln's own functions, the one that called them.
+  py311::Frame* user_frame();
   std::string user_stack();
   /// Fills result.exit for leaving at the root's current instruction, before it runs.
   void leave_at(int offset, PyObject** sp, py311::Frame* frame);

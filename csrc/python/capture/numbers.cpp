@@ -59,7 +59,7 @@ PyObject* Machine::class_of_number(PyObject* number) {
 bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
   if (!options.changing_numbers || options.changing_numbers->empty()) return false;
   const auto changes = [&](const SourcePtr& s) {
-    const std::string text = s->text();
+    const std::string text = s->id();
     return options.changing_numbers->count(text) &&
            (options.constant_numbers_break || !options.constant_numbers.count(text));
   };
@@ -76,7 +76,7 @@ bool Machine::is_changing(PyObject* o, const SourcePtr& source) const {
 
 PyObject* Machine::number_for(PyObject* o, const SourcePtr& source) {
   if (opens_int(o, source)) return open_int(o, source);
-  const std::string text = source->text();
+  const std::string text = source->id();
   if (auto it = numbers.find(text); it != numbers.end()) return it->second.new_ref();
   const bool whole = PyLong_CheckExact(o);
   py::Ref real, fake;

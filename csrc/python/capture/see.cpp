@@ -44,8 +44,13 @@ bool is_len(PyObject* o) {
 
 py::Ref base_items(PyObject* dict) {
   if (!PyODict_Check(dict)) return py::Ref::steal(PyDict_Items(dict));
-  py::Ref items = py::Ref::steal(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "items", "O", dict));
-  return items ? py::Ref::steal(PySequence_List(items.get())) : py::Ref();
+  py::Ref items = py::Ref::steal(PyList_New(0));
+  py311::each_of_ordered(dict, [&](PyObject* key, PyObject* value) {
+    const py::Ref pair = value && items ? py::Ref::steal(PyTuple_Pack(2, key, value)) : py::Ref();
+    if (!pair || PyList_Append(items.get(), pair.get()) < 0) items = {};
+    return static_cast<bool>(items);
+  });
+  return items;
 }
 
 namespace {
@@ -392,7 +397,7 @@ PyObject* Machine::stand_in(PyObject* o, const SourcePtr& source) {
   k.stand_in = k.real;
   k.active = c == Class::Module && source->kind == SK::Const;
   k.alike = c == Class::Function && options.changing_functions && !options.changing_functions->empty() &&
-            options.changing_functions->contains(source->text());
+            options.changing_functions->contains(source->id());
   remember(std::move(k));
   return Py_NewRef(o);
 }
@@ -437,14 +442,16 @@ bool Machine::activate(Known& k) {
       if (PyDict_Check(o)) {
         py::Ref keys = py::Ref::steal(PyTuple_New(n));
         if (!keys) return false;
-        Py_ssize_t pos = 0, i = 0;
-        PyObject *key, *value;
+        const py::Ref items = base_items(o);
+        if (!items) return false;
         bool constant = true;
-        while (PyDict_Next(o, &pos, &key, &value)) {
-          PyTuple_SET_ITEM(keys.get(), i++, Py_NewRef(key));
+        for (Py_ssize_t i = 0; i < n; ++i) {
+          PyObject* const key = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
+          PyTuple_SET_ITEM(keys.get(), i, Py_NewRef(key));
           constant = constant && is_constant(key);
           if (py::is_tensor(key)) guard_identity(key);
         }
+        if (!guard_factory(k)) return false;
         if (constant)
           guard(GK::Keys, k.source, keys.get());
         else
@@ -482,6 +489,17 @@ bool Machine::activate(Known& k) {
       }
   }
   return true;
+}
+
+bool Machine::guard_factory(const Known& k) {
+  PyObject* const dict = k.real.get();
+  if (!PyObject_TypeCheck(dict, reinterpret_cast<PyTypeObject*>(names().default_dict))) return true;
+  static PyObject* const name = PyUnicode_InternFromString("default_factory");
+  const py::Ref factory = py::Ref::steal(PyObject_GetAttr(dict, name));
+  const SourcePtr source = child(SK::Attr, k.source, name);
+  if (factory && PyFunction_Check(factory.get())) return static_cast<bool>(py::Ref::steal(see(factory.get(), source)));
+  guard(GK::Is, source, factory.get());
+  return static_cast<bool>(factory);
 }
 
 void Machine::guard_alike(const Known& k) {
@@ -724,6 +742,8 @@ PyObject* Machine::make_shadow(PyObject* o, Class c, const SourcePtr& source) {
         } else {
           const SourcePtr place = child(SK::DictKeyAt, source, nullptr, i);
           key = stand_in_later_guarded(real_key, place);
+          if (key && is_container(classify(real_key)) && !observe(key.get()))
+            return nullptr;  // it is hashed and compared
           const Known* const k = find(real_key);
           value_source = item_at(source, k ? k->source : place);
         }

@@ -594,7 +594,7 @@ bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
   const bool of_numpy = py::is_numpy_int(o);
   if (!of_numpy && !PyLong_CheckExact(o)) return false;
   const py::Ref n = py::Ref::steal(PyNumber_Index(o));
-  const std::string text = source->text();
+  const std::string text = source->id();
   if (!guards::is_small_int(n.get()) || !options.changing_numbers->contains(text)) return false;
   // One of Python's is first tried as a number that the graph computes with.
   if (options.constant_numbers_break && !of_numpy) return false;
@@ -602,7 +602,7 @@ bool Machine::opens_int(PyObject* o, const SourcePtr& source) const {
 }
 
 PyObject* Machine::open_int(PyObject* o, const SourcePtr& source) {
-  py::Ref& size = open_ints[source->text()];
+  py::Ref& size = open_ints[source->id()];
   if (!size) {
     const bool of_numpy = py::is_numpy_int(o);
     if (of_numpy)
@@ -623,7 +623,7 @@ PyObject* Machine::changing_shape(PyObject* o, const SourcePtr& source) {
   if (!trace.sizes || !options.open_ints || !options.changing_numbers) return nullptr;
   const auto changes = [&](Py_ssize_t i) {
     return guards::is_small_int(PyTuple_GET_ITEM(o, i)) &&
-           options.changing_numbers->contains(guards::list_item(source, i)->text());
+           options.changing_numbers->contains(guards::list_item(source, i)->id());
   };
   bool any = false;
   for (Py_ssize_t i = 0; i < n; ++i) any |= changes(i);
@@ -676,7 +676,7 @@ uint64_t Machine::dims_of_owner(const Known& k) const {
   const auto sizes = [](const Known& known) { return THPVariable_Unpack(known.real.get()).sizes(); };
   for (const guards::Source* s = k.source.get(); s; s = s->base.get())
     for (const SourcePtr& owner : {s->base, s->key_source})
-      if (owner && options.changing_sizes->contains(owner->text()))
+      if (owner && options.changing_sizes->contains(owner->id()))
         for (const Known& other : knowns)
           if (other.kind == Known::Kind::Tensor && other.source == owner && sizes(other).equals(sizes(k)))
             return open_dims(other);
@@ -709,7 +709,7 @@ uint64_t Machine::open_dims(const Known& k) const {
     // Those of torch._dynamo.mark_dynamic() too.
     open = marks("_kiln_dynamic_dims") | marks("_dynamo_dynamic_indices") | marks("_dynamo_weak_dynamic_indices");
     if (options.changing_sizes && !options.changing_sizes->empty())
-      if (auto it = options.changing_sizes->find(k.source->text()); it != options.changing_sizes->end())
+      if (auto it = options.changing_sizes->find(k.source->id()); it != options.changing_sizes->end())
         open |= it->second;
     open |= dims_of_owner(k);
   }

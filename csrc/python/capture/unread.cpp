@@ -308,6 +308,7 @@ bool Machine::guard_lookup_of_tensor(Known& k, PyObject* key, LookUp what) {
   if (!py::hashes_by_id(real_key) || !observe(key)) return false;
   const SourcePtr source = item_at(k.source, known_key->source);
   k.looked_up = true;
+  if (!value && !guard_factory(k)) return false;
   if (!value)
     guard(GK::DictLacks, k.source, nullptr, 0, known_key->source);
   else if (what == LookUp::Item)
@@ -344,6 +345,7 @@ bool Machine::guard_lookup(Known& k, PyObject* key, LookUp what) {
   }
   k.looked_up = true;
   if (value && what == LookUp::Item) return guard_item(k, value, source);
+  if (!value && PyDict_Check(real) && !guard_factory(k)) return false;
   guard(value ? GK::DictHas : GK::DictLacks, k.source, key);
   return true;
 }

@@ -114,6 +114,26 @@ bool is_of_class_statement(PyTypeObject* t);
 PyObject* dict_behind(PyObject* o);
 /// The version that CPython stamps on each dict anew at every write.
 inline uint64_t dict_version(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
+/// An OrderedDict, whose order is not that of the dict that it is, too.
+struct OrderedDict {
+  struct Node {
+    PyObject* key;
+    Py_hash_t hash;
+    Node *next, *prev;
+  };
+  PyDictObject dict;
+  Node *first, *last;
+  Node** fast_nodes;
+  Py_ssize_t fast_nodes_size;
+  void* resize_sentinel;
+  size_t state;  // incremented whenever the order changes
+};
+/// Calls f(key, value) in the order of an OrderedDict, all of them borrowed, until it gives false. No key is hashed.
+template <class F>
+void each_of_ordered(PyObject* dict, const F& f) {
+  for (const OrderedDict::Node* n = reinterpret_cast<OrderedDict*>(dict)->first; n; n = n->next)
+    if (!f(n->key, _PyDict_GetItem_KnownHash(dict, n->key, n->hash))) return;
+}
 /// The type's version, given one if it has none yet; 0 if CPython cannot version it.
 unsigned type_version(PyTypeObject* type);
 

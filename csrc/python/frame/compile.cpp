@@ -473,28 +473,29 @@ EntryPtr build(PyThreadState* tstate, _PyInterpreterFrame* frame, CodeCache& cac
   return entry;
 }
 
-/// What differs from the last entry in this call, and need not be a constant of the next one. Sizes also where they are
-/// all that differs from an older one: weights and biases may take turns. True if that was news.
+/// What differs from the last entry in this call, and need not be a constant of the next one; or from an older one that
+/// differs in nothing else: weights and biases may take turns, and so may callers. True if that was news.
 bool note_changes(CodeCache& cache, const guards::Call& call) {
   using Kind = guards::GuardTree::Change::Kind;
-  bool sizes = false, news = false;
+  bool news = false;
   for (const EntryPtr& entry : cache.entries) {
-    const bool last = entry == cache.entries.front();
-    if (!last && (sizes || !entry->tree.sizes_key(call, nullptr))) continue;
-    for (const auto& change : entry->tree.changes(call)) {
-      const std::string source = change.source->text();
+    bool alone = false;
+    const auto changes = entry->tree.changes(call, &alone);
+    if (!alone && entry != cache.entries.front()) continue;
+    for (const auto& change : changes) {
+      const std::string source = change.source->id();
       if (change.kind == Kind::Sizes) {
         uint64_t& dims = cache.changing_sizes[source];
         news |= (change.dims & ~dims) != 0;
         dims |= change.dims;
-        sizes = true;
-      } else if (last) {
+      } else {
         auto& sources = change.kind == Kind::Function   ? cache.changing_functions
                         : change.kind == Kind::Contents ? cache.changing_contents
                                                         : cache.changing_numbers;
         news |= sources.insert(source).second;
       }
     }
+    if (alone) break;
   }
   return news;
 }

@@ -143,6 +143,10 @@ void GuardTree::make_fast() {
     if (!stamped.insert(dict).second) return true;
     check_type(id, Py_TYPE(dict));
     add_word(&reinterpret_cast<PyDictObject*>(dict)->ma_version_tag, py311::dict_version(dict), id, false);
+    if (PyODict_Check(dict)) {
+      const size_t& order = reinterpret_cast<py311::OrderedDict*>(dict)->state;
+      add_word(&order, order, id, false);
+    }
     return true;
   };
 

@@ -1,5 +1,8 @@
 #include "python/guards/source.h"
 
+#include <cstdio>
+#include <regex>
+
 #include "python/guards/text.h"
 
 namespace kiln::guards {
@@ -30,8 +33,39 @@ std::string repr_of(PyObject* o, size_t limit) {
   return text;
 }
 
-std::string Source::text() const {
-  const auto of_base = [&] { return base ? base->text() : std::string("?"); };
+namespace {
+
+/// Tells objects apart that look alike: of another class, or at another address.
+std::string at_address(const void* o) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "@%zx", reinterpret_cast<size_t>(o));
+  return digits;
+}
+
+/// A text that no other key of one dict has.
+std::string key_id(PyObject* o) {
+  if (PyTuple_CheckExact(o)) {
+    std::string text = "(";
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) text += key_id(PyTuple_GET_ITEM(o, i)) + ",";
+    return text + ")";
+  }
+  const bool by_value = PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || PyLong_CheckExact(o) ||
+                        PyFloat_CheckExact(o) || PyComplex_CheckExact(o);
+  return by_value ? repr_of(o, std::string::npos) : repr_of(o) + at_address(o);
+}
+
+}  // namespace
+
+std::string Source::text() const { return text(/*unique=*/false); }
+std::string Source::id() const { return text(/*unique=*/true); }
+
+std::string shown(const std::string& id) {
+  static const std::regex address("@[0-9a-f]+");
+  return std::regex_replace(id, address, "");
+}
+
+std::string Source::text(bool unique) const {
+  const auto of_base = [&] { return base ? base->text(unique) : std::string("?"); };
   switch (kind) {
     case Kind::Local:
       return "L['" + name + "']";
@@ -40,17 +74,17 @@ std::string Source::text() const {
     case Kind::CellObject:
       return "cell(" + name + ")";
     case Kind::Global:
-      return "G['" + name + "']";
+      return "G" + (unique ? at_address(object.get()) : "") + "['" + name + "']";
     case Kind::Const:
-      return name.empty() ? repr_of(object.get()) : name;
+      return (name.empty() ? repr_of(object.get()) : name) + (unique ? at_address(object.get()) : "");
     case Kind::Attr:
       return of_base() + "." + name;
     case Kind::InstanceDict:
       return of_base() + ".__dict__";
     case Kind::DictItem:
-      return of_base() + "[" + repr_of(object.get()) + "]";
+      return of_base() + "[" + (unique ? key_id(object.get()) : repr_of(object.get())) + "]";
     case Kind::DictItemAt:
-      return of_base() + "[" + (key_source ? key_source->text() : "?") + "]";
+      return of_base() + "[" + (key_source ? key_source->text(unique) : "?") + "]";
     case Kind::ListItem:
       return of_base() + "[" + std::to_string(index) + "]";
     case Kind::DictKeyAt:

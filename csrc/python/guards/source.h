@@ -43,7 +43,16 @@ struct Source {
 
   /// As Python would spell it: L['x'], G['model'].layers[0].__dict__['weight'].
   std::string text() const;
+  /// The same for a path that is found again in another call, and for no other: where texts may be equal, addresses
+  /// tell paths apart.
+  std::string id() const;
+
+ private:
+  std::string text(bool unique) const;
 };
+
+/// An id() as it is to be read: without addresses.
+std::string shown(const std::string& id);
 
 SourcePtr local(int64_t index, std::string name);
 SourcePtr cell(int64_t index, std::string name);

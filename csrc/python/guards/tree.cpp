@@ -227,7 +227,14 @@ PyObject* GuardTree::fetch(const Node& n, PyObject* base, PyObject* key, const C
     case Source::Kind::DictKeyAt: {
       if (!PyDict_Check(base)) return nullptr;
       Py_ssize_t at = 0;
-      PyObject *k, *v;
+      PyObject *k = nullptr, *v;
+      if (PyODict_Check(base)) {
+        py311::each_of_ordered(base, [&](PyObject* key, PyObject*) {
+          if (at++ == n.index) k = key;
+          return !k;
+        });
+        return k;
+      }
       for (int64_t i = 0; PyDict_Next(base, &at, &k, &v); ++i)
         if (i == n.index) return k;
       return nullptr;
@@ -279,6 +286,14 @@ bool same_keys(PyObject* o, PyObject* keys) {
   const bool dict = PyDict_Check(o);
   if (!dict && !PyAnySet_Check(o)) return false;
   if ((dict ? PyDict_GET_SIZE(o) : PySet_GET_SIZE(o)) != PyTuple_GET_SIZE(keys)) return false;
+  if (PyODict_Check(o)) {
+    Py_ssize_t same = 0;
+    py311::each_of_ordered(o, [&](PyObject* key, PyObject*) {
+      PyObject* const expected = PyTuple_GET_ITEM(keys, same);
+      return (key == expected || same_constant(key, expected)) && ++same < PyTuple_GET_SIZE(keys);
+    });
+    return same == PyTuple_GET_SIZE(keys);
+  }
   Py_ssize_t at = 0;
   PyObject *k, *v;
   Py_hash_t hash;
@@ -473,9 +488,10 @@ bool GuardTree::check(const Call& call, PyObject** values, Owned& owned) {
   return true;
 }
 
-std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
+std::vector<GuardTree::Change> GuardTree::changes(const Call& call, bool* alone) {
   Owned owned;
   std::vector<Change> changed;
+  *alone = std::all_of(globals_.begin(), globals_.end(), [&](int g) { return holds(g, nullptr, nullptr); });
   const auto differ = [](PyObject* a, PyObject* b) {
     if ((PyLong_CheckExact(a) && PyLong_CheckExact(b)) || (py::is_numpy_int(a) && py::is_numpy_int(b)))
       return PyObject_RichCompareBool(a, b, Py_NE) == 1;
@@ -490,8 +506,10 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
     PyObject* key = n.key_node >= 0 ? values_[n.key_node] : nullptr;
     const bool lost = (n.parent >= 0 && !base) || (n.key_node >= 0 && !key);
     PyObject* value = lost ? nullptr : fetch(n, base, key, call, owned);
+    *alone = *alone && (value || lost);
     for (int g : n.checks) {
       if (!value || holds(g, value, nullptr)) continue;
+      const size_t before = changed.size();
       PyObject* expected = guards_[g].kind == Guard::Kind::Equals ? guards_[g].object.get() : nullptr;
       if (expected && differ(expected, value)) changed.push_back({Change::Kind::Number, n.source});
       const auto is_tuple = [](PyObject* o) { return PyTuple_CheckExact(o) || Py_IS_TYPE(o, &THPSizeType); };
@@ -508,9 +526,11 @@ std::vector<GuardTree::Change> GuardTree::changes(const Call& call) {
       if (dims) changed.push_back({Change::Kind::Sizes, n.source, dims});
       // Nothing further may be read through it, but what a tensor of other sizes has for its gradient.
       if (!dims) value = nullptr;
+      *alone = *alone && changed.size() > before;
     }
     values_[id] = value;
   }
+  *alone = *alone && !changed.empty();
   return changed;
 }
 

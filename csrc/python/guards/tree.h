@@ -66,8 +66,8 @@ class GuardTree {
   };
   /// Floats and ints that are guarded by value and have another value in `call`, functions that are guarded by identity
   /// and are others of the same code, tensors that differ in sizes alone, and memory of other contents, as far as they
-  /// can be read.
-  std::vector<Change> changes(const Call& call);
+  /// can be read. `alone`: there are some, and nothing else that a guard on one object tells differs.
+  std::vector<Change> changes(const Call& call, bool* alone);
   const std::vector<Guard>& guards() const { return guards_; }
   size_t num_wanted() const { return wanted_.size(); }
   /// How often the slow program ran and how many steps the fast one has; for tests.
