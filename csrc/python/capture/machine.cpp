@@ -646,8 +646,11 @@ py311::Frame* Machine::user_frame() {
     const std::string path = PyUnicode_AsUTF8(file.get());
     return path.substr(0, path.rfind('/') + 1);
   }();
+  const auto is_own = [](const std::string& file) {
+    return file.starts_with(own) && file.find('/', own.size()) == std::string::npos;
+  };
   py311::Frame* f = ts->cframe->current_frame;
-  while (f && f != root && f->previous && place_of(f)->file.starts_with(own)) f = f->previous;
+  while (f && f != root && f->previous && is_own(place_of(f)->file)) f = f->previous;
   return f;
 }
 

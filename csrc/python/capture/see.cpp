@@ -50,7 +50,9 @@ py::Ref base_items(PyObject* dict) {
     if (!pair || PyList_Append(items.get(), pair.get()) < 0) items = {};
     return static_cast<bool>(items);
   });
-  return items;
+  if (items && PyList_GET_SIZE(items.get()) == PyDict_GET_SIZE(dict)) return items;
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an OrderedDict that was written past its class");
+  return {};
 }
 
 namespace {
