@@ -66,6 +66,24 @@ def test_marked_dimensions():
     check(lambda x: x.reshape(-1, x.shape[0]).sin(), make=fixed, entries=len(SIZES))
 
 
+def test_dimensions_that_pytorch_has_marked():
+    """What torch._dynamo.mark_dynamic() and mark_static() leave on a tensor."""
+
+    def marked(n):
+        x = torch.randn(n, 6)
+        x._dynamo_dynamic_indices = {0}
+        return (x,)
+
+    check(lambda x: x.reshape(-1, x.shape[0]).cos(), make=marked, dynamic=None)
+
+    def fixed(n):
+        x = torch.randn(n, 6)
+        x._dynamo_static_indices = {0, 1}
+        return (x,)
+
+    check(lambda x: x.reshape(-1, x.shape[0]).sin(), make=fixed, entries=len(SIZES))
+
+
 def test_arithmetic_of_sizes():
     def f(x):
         n = x.shape[0]
