@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "aten/pch.h"
@@ -66,8 +67,8 @@ std::tuple<at::Tensor, at::Tensor> ctc_loss(const at::Tensor& log_probs, const a
   const at::AutoDispatchBelowAutograd no_history;
   const auto [loss, alpha] =
       at::_ctc_loss(log_probs, targets, ints_of(input_lengths), ints_of(target_lengths), blank, zero_infinity);
-  at::Tensor kept;
-  std::tie(std::ignore, kept) = ctc_loss_shape(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity);
+  at::Tensor kept =
+      std::get<1>(ctc_loss_shape(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity));
   if (kept.numel() > 0) kept.narrow(2, 0, alpha.size(2)).copy_(alpha);
   return {loss, kept};
 }
@@ -131,9 +132,9 @@ const graph::Op& nonzero_sized_op() {
 }  // namespace
 
 bool is_own_op(const graph::Op& op) {
-  static const graph::Op others[] = {graph::Op("kiln::c_math"), graph::Op("kiln::ctc_loss"),
-                                     graph::Op("kiln::ctc_loss_backward")};
-  return op == nonzero_sized_op() || std::find(std::begin(others), std::end(others), op) != std::end(others);
+  static const graph::Op own[] = {nonzero_sized_op(), graph::Op("kiln::c_math"), graph::Op("kiln::ctc_loss"),
+                                  graph::Op("kiln::ctc_loss_backward")};
+  return std::find(std::begin(own), std::end(own), op) != std::end(own);
 }
 
 at::Tensor nonzero_sized(const at::Tensor& self, int64_t size) {

@@ -116,7 +116,6 @@ Use use_as_argument(const Exec& e, int arg, int above, PyObject* keywords) {
 Use use_as_operand(const Exec& e, int opcode, int arg, int above, PyObject* keywords) {
   switch (opcode) {
     case BINARY_SUBSCR:
-      return above == 1 ? Use::LookUp : Use::Other;
     case STORE_SUBSCR:
       return above == 1 ? Use::LookUp : Use::Other;
     case CONTAINS_OP:
@@ -367,7 +366,7 @@ int Machine::looks_up(PyObject* container, PyObject* key, LookUp what) {
   Known* k = find(container);
   if (!k || k->active || k->kind != Known::Kind::Shadow) return 0;
   if (guard_lookup(*k, key, what)) return 1;
-  return activate(*k) ? 0 : -1;
+  return !PyErr_Occurred() && activate(*k) ? 0 : -1;
 }
 
 PyObject* Machine::look_up_unread(PyObject* callable, PyObject* dict, PyObject* key, PyObject* other) {
